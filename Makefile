@@ -1,0 +1,65 @@
+# A fresh machine needs Python >= 3.11, git and make: every target sets up what it uses.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-long check format bench conformance lock clean
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# uv is used where it is installed; elsewhere pip fetches it into .tools, which `make clean` removes.
+UV     := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.tools/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentpost needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "fetching uv into .tools"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .tools uv || { \
+	  $(PYTHON) -m venv .tools/venv && .tools/venv/bin/pip install --quiet --target .tools uv; }
+
+$(VENV)/.gateway: requirements/gateway.txt pyproject.toml | $(filter .tools/%,$(UV))
+	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	@echo "installing agentpost into $(VENV)"
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/gateway.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.gateway
+	@echo "installing the development tools into $(VENV)"
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/.gateway ## see it work: a message, a crash, and what became of it
+	@$(BIN)/agentpost demo
+
+check: $(VENV)/.dev ## ruff, pyright and the import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo
+
+test: check ## everything that must be green, `check` included
+	@$(BIN)/pytest
+
+test-long: check ## the same with more rounds of every property and fault test
+	@AGENTPOST_TEST_ROUNDS=20 $(BIN)/pytest
+
+format: $(VENV)/.dev ## let ruff tidy the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.gateway ## measure, next to the limits of this machine
+	@$(BIN)/agentpost bench protocol
+	@$(BIN)/agentpost bench store
+
+conformance: $(VENV)/.dev ## each rule of docs/requirements.md with the checks that show it
+	@$(BIN)/python tools/conformance.py
+
+lock: | $(filter .tools/%,$(UV)) ## lock the dependencies anew, with hashes
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' pyproject.toml -o requirements/gateway.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra dev pyproject.toml -o requirements/dev.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra pipeline pyproject.toml -o requirements/pipeline.txt
+
+clean: ## remove what make made
+	@rm -rf $(VENV) .tools build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

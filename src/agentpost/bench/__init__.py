@@ -1,0 +1,7 @@
+"""What agentpost measures about itself. Every figure that can be is printed next to a limit from the same run.
+
+measure    the shape of a figure, and best-of-several
+events     events of a known size
+protocol   decoding, validating, routing
+store      durable appends, reads, and what size does to them
+"""

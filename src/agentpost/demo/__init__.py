@@ -1,0 +1,10 @@
+"""`agentpost demo`: the promise in one minute, with real parts: a real disk, a real kill -9, a real reply.
+
+story     what is shown, step by step
+victim    the process that is killed
+mail      two gateways' stores exchange a message; no network yet
+"""
+
+from agentpost.demo.story import DemoResult, run_demo
+
+__all__ = ["DemoResult", "run_demo"]

@@ -1,0 +1,67 @@
+"""What a command prints: text for people, JSON for programs. Data goes to stdout, everything else to stderr."""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["Format", "FormatOption", "exit_code", "print_error", "print_json", "print_table", "say", "stderr", "stdout"]
+
+stdout = Console()
+stderr = Console(stderr=True)
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Text for people, or JSON for programs.")]
+
+_REFUSED = frozenset({401, 403})
+_UNREACHABLE = frozenset({Code.UNAVAILABLE})
+
+
+def exit_code(refusal: Refusal) -> int:
+    """1 failed, 3 unreachable, 4 refused. 0, 2 (usage) and 5 (timed out) are not refusals."""
+    if refusal.code in _UNREACHABLE:
+        return 3
+    return 4 if refusal.status in _REFUSED else 1
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    typer.echo(text)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()
+) -> None:
+    """A table on stdout; the columns in `numbers` are aligned to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    stdout.print(table)
+
+
+def say(text: str) -> None:
+    """A line of progress, for a person who watches; not part of the result."""
+    stderr.print(f"[dim]{text}[/dim]", highlight=False)
+
+
+def print_error(refusal: Refusal, output: Format) -> None:
+    """What went wrong and what to do, on stderr; with `-o json` in the one shape that all errors have."""
+    if output is Format.JSON:
+        typer.echo(msgspec.json.encode(refusal.to_wire()).decode(), err=True)
+        return
+    stderr.print(f"[bold red]{refusal.code}[/bold red]: {refusal.message}", highlight=False)
+    stderr.print(f"  {refusal.hint}", highlight=False)

@@ -1,0 +1,163 @@
+"""Every way the mesh says no: one catalogue of codes, each with its HTTP status and what to do next.
+
+Knows nothing of HTTP libraries, exit codes or MCP: the edges translate a `Refusal` once each.
+"""
+
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+__all__ = ["Code", "Meaning", "MEANINGS", "Refusal"]
+
+
+class Code(StrEnum):
+    """The code a caller branches on. The value is what travels on the wire."""
+
+    # What was sent is not what the protocol says.
+    MALFORMED = "malformed"
+    INVALID_FIELD = "invalid_field"
+    UNKNOWN_KIND = "unknown_kind"
+    TOO_DEEP = "too_deep"
+    TOO_LARGE = "too_large"
+    FOREIGN_SOURCE = "foreign_source"
+    EXPIRED = "expired"
+
+    # Routing.
+    INVALID_TARGETS = "invalid_targets"
+    NO_ROUTE = "no_route"
+    MISSING_ROUTE_FIELDS = "missing_route_fields"
+    CAPABILITY_UNAVAILABLE = "capability_unavailable"
+
+    # State.
+    INVALID_TRANSITION = "invalid_transition"
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+    SEQUENCE_GAP = "sequence_gap"
+    EPOCH_MISMATCH = "epoch_mismatch"
+
+    # Joining the room.
+    INVALID_TOKEN = "invalid_token"
+    EXPIRED_TOKEN = "expired_token"
+    NODE_MISMATCH = "node_mismatch"
+    TOKEN_ALREADY_USED = "token_already_used"
+    REPLAY_DETECTED = "replay_detected"
+    INVALID_TICKET = "invalid_ticket"
+    EXPIRED_TICKET = "expired_ticket"
+    TICKET_ALREADY_USED = "ticket_already_used"
+    NODE_PROOF_REQUIRED = "node_proof_required"
+    NODE_PROOF_INVALID = "node_proof_invalid"
+    ROOM_DENIED = "room_denied"
+    WRITE_DENIED = "write_denied"
+    NODE_REVOKED = "node_revoked"
+    RATE_LIMITED = "rate_limited"
+
+    # External agents.
+    INVALID_INVITE = "invalid_invite"
+    EXPIRED_INVITE = "expired_invite"
+    INVITE_USED = "invite_used"
+    SCOPE_DENIED = "scope_denied"
+    INVALID_ACCESS_TOKEN = "invalid_access_token"
+    EXPIRED_ACCESS_TOKEN = "expired_access_token"
+    INVALID_REFRESH_TOKEN = "invalid_refresh_token"
+
+    # The gateway itself.
+    STORAGE_FULL = "storage_full"
+    STORAGE_FAILED = "storage_failed"
+    STORAGE_CORRUPT = "storage_corrupt"
+    HOME_IN_USE = "home_in_use"
+    HOME_UNSAFE = "home_unsafe"
+    SCHEMA_TOO_NEW = "schema_too_new"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"
+
+
+class Meaning(NamedTuple):
+    """What a code stands for: its HTTP status, and the hint a person or a model acts on."""
+
+    status: int
+    hint: str
+
+
+MEANINGS: Final[dict[Code, Meaning]] = {
+    Code.MALFORMED: Meaning(400, "Send one valid JSON or msgpack object, encoded as UTF-8."),
+    Code.INVALID_FIELD: Meaning(400, "Correct the field that the message names, and send it again."),
+    Code.UNKNOWN_KIND: Meaning(400, "Use one of the kinds that the protocol lists."),
+    Code.TOO_DEEP: Meaning(400, "Flatten the payload, or send it as one string."),
+    Code.TOO_LARGE: Meaning(413, "Send the content by reference (payloadRef), or make it smaller."),
+    Code.FOREIGN_SOURCE: Meaning(403, "A gateway speaks only for its own node; publish from the owner."),
+    Code.EXPIRED: Meaning(410, "Send it anew with a later expiresAt if it still matters."),
+    Code.INVALID_TARGETS: Meaning(400, "Name at least one agent that exists and is active."),
+    Code.NO_ROUTE: Meaning(400, "Publish a capability that matches, or name the agents in toAgents."),
+    Code.MISSING_ROUTE_FIELDS: Meaning(400, "Give toAgents or requiredCapabilities."),
+    Code.CAPABILITY_UNAVAILABLE: Meaning(
+        409, "Wait for its owner to come back with the executor skill, or name an agent in toAgents."
+    ),
+    Code.INVALID_TRANSITION: Meaning(409, "Read the current state first; this move is not open from there."),
+    Code.NOT_FOUND: Meaning(404, "Check the id; it may have been pruned."),
+    Code.CONFLICT: Meaning(409, "Read the current state and decide again."),
+    Code.SEQUENCE_GAP: Meaning(409, "Send the missing events first, from the cursor on."),
+    Code.EPOCH_MISMATCH: Meaning(409, "The source was restored or replaced; start again from its new epoch."),
+    Code.INVALID_TOKEN: Meaning(401, "Ask for a new invite."),
+    Code.EXPIRED_TOKEN: Meaning(401, "Ask for a new invite; invites live for minutes."),
+    Code.NODE_MISMATCH: Meaning(403, "Join with the node id that the invite was made for."),
+    Code.TOKEN_ALREADY_USED: Meaning(409, "Ask for a new invite; each one joins a single node."),
+    Code.REPLAY_DETECTED: Meaning(409, "Use a fresh nonce for every request."),
+    Code.INVALID_TICKET: Meaning(401, "Exchange again for a new ticket."),
+    Code.EXPIRED_TICKET: Meaning(401, "Exchange again; a ticket lives for less than a minute."),
+    Code.TICKET_ALREADY_USED: Meaning(409, "Exchange again; a ticket opens one connection."),
+    Code.NODE_PROOF_REQUIRED: Meaning(401, "Sign the server's challenge with the node's key."),
+    Code.NODE_PROOF_INVALID: Meaning(401, "Sign with the key that this node id is pinned to."),
+    Code.ROOM_DENIED: Meaning(403, "Ask for a ticket that names this room."),
+    Code.WRITE_DENIED: Meaning(403, "A node writes only its own records, and never a payload."),
+    Code.NODE_REVOKED: Meaning(403, "This node was revoked; an operator has to invite it again."),
+    Code.RATE_LIMITED: Meaning(429, "Slow down and try again after the time given."),
+    Code.INVALID_INVITE: Meaning(401, "Ask the operator for a new agent invite."),
+    Code.EXPIRED_INVITE: Meaning(401, "Ask the operator for a new agent invite; they live for minutes."),
+    Code.INVITE_USED: Meaning(409, "Ask the operator for a new agent invite; each is good for one exchange."),
+    Code.SCOPE_DENIED: Meaning(403, "Ask the operator for a session with the scope that the message names."),
+    Code.INVALID_ACCESS_TOKEN: Meaning(401, "Refresh the session, and prove possession of its key."),
+    Code.EXPIRED_ACCESS_TOKEN: Meaning(401, "Refresh the session."),
+    Code.INVALID_REFRESH_TOKEN: Meaning(401, "Start over with a new invite; the session is gone."),
+    Code.STORAGE_FULL: Meaning(507, "Free space on the gateway's disk; nothing was written."),
+    Code.STORAGE_FAILED: Meaning(
+        503, "The disk failed and the gateway stopped; check the disk, then start it to recover."
+    ),
+    Code.STORAGE_CORRUPT: Meaning(503, "Restore the home from a backup or from the lake."),
+    Code.HOME_IN_USE: Meaning(409, "Stop the other gateway, or give this one a home of its own."),
+    Code.HOME_UNSAFE: Meaning(403, "Make the home and its keys readable by their owner alone."),
+    Code.SCHEMA_TOO_NEW: Meaning(409, "Upgrade agentpost; this home was written by a newer version."),
+    Code.UNAVAILABLE: Meaning(503, "Try again shortly."),
+    Code.INTERNAL: Meaning(500, "This is a defect of the gateway; its log has the details."),
+}
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer of the protocol, not a fault of the program
+    """The one exception of the mesh: a code, a sentence that names the field, nothing changed.
+
+    `field` is the path of what is wrong (`payload.toAgents[0]`), where there is one.
+    """
+
+    def __init__(self, code: Code, message: str, *, field: str | None = None, corr_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+        self.corr_id = corr_id
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of this refusal."""
+        return MEANINGS[self.code].status
+
+    @property
+    def hint(self) -> str:
+        """What the caller can do about it."""
+        return MEANINGS[self.code].hint
+
+    def to_wire(self) -> dict[str, Any]:
+        """The one JSON shape of an error: `{"error": {"code", "message", "hint", "field"?, "corrId"?}}`."""
+        error: dict[str, Any] = {"code": self.code.value, "message": self.message, "hint": self.hint}
+        if self.field is not None:
+            error["field"] = self.field
+        if self.corr_id is not None:
+            error["corrId"] = self.corr_id
+        return {"error": error}

@@ -1,0 +1,107 @@
+"""Ids: a prefix that says what it names, and a ULID that sorts by time (ENV-1).
+
+Pure: the time and the chance of a new id are arguments. `UlidSource` only remembers the last one, so that ids made
+within one millisecond, or while the clock steps back, still sort in the order they were made.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, NewType, TypeVar
+
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = [
+    "CorrId",
+    "EventId",
+    "InviteId",
+    "ReviewId",
+    "SessionId",
+    "TaskId",
+    "UlidSource",
+    "corr_id_of",
+    "next_ulid",
+    "parse_id",
+    "ulid_time_ms",
+]
+
+EventId = NewType("EventId", str)
+CorrId = NewType("CorrId", str)
+TaskId = NewType("TaskId", str)
+ReviewId = NewType("ReviewId", str)
+InviteId = NewType("InviteId", str)
+SessionId = NewType("SessionId", str)
+
+AnyId = TypeVar("AnyId", bound=str)
+
+_PREFIX: Final[dict[object, str]] = {
+    EventId: "evt_",
+    CorrId: "corr_",
+    TaskId: "tsk_",
+    ReviewId: "rev_",
+    InviteId: "inv_",
+    SessionId: "ses_",
+}
+
+ENTROPY_BYTES: Final = 10
+_ENTROPY_BITS: Final = 8 * ENTROPY_BYTES
+_TIME_BITS: Final = 48
+_LAST_ULID: Final = (1 << 128) - 1
+_CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS: Final = tuple(high + low for high in _CROCKFORD for low in _CROCKFORD)
+_VALUES: Final = {letter: value for value, letter in enumerate(_CROCKFORD)}
+
+# Other implementations put letters into the 26 places that Crockford's alphabet leaves out; an id is opaque to its
+# reader, so they are read. What is made here is always a true ULID.
+ULID_PATTERN: Final = "[0-9A-Z]{26}"
+_READABLE = re.compile(ULID_PATTERN)
+
+
+def next_ulid(previous: int, *, now_ms: int, entropy: bytes) -> int:
+    """The ULID after `previous` (0 for none): by the clock if it moved on, else the next number."""
+    fresh = (now_ms << _ENTROPY_BITS) | int.from_bytes(entropy, "big")
+    # A clock that stands still or steps back must not break the order.
+    ulid = fresh if fresh >> _ENTROPY_BITS > previous >> _ENTROPY_BITS else previous + 1
+    if ulid > _LAST_ULID:
+        raise Refusal(Code.INTERNAL, "the clock is beyond the year 10889, which is as far as ULIDs go")
+    return ulid
+
+
+def _to_text(ulid: int) -> str:
+    # Ten bits at a time: thirteen look-ups instead of twenty-six.
+    return "".join([_PAIRS[(ulid >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def parse_id(kind: Callable[[str], AnyId], text: str, *, field: str) -> AnyId:
+    """`text` as an id of `kind`, or a refusal that names the field."""
+    prefix = _PREFIX[kind]
+    if not text.startswith(prefix) or not _READABLE.fullmatch(text, len(prefix)):
+        raise Refusal(Code.INVALID_FIELD, f"{field} must be {prefix} and a ULID", field=field)
+    return kind(text)
+
+
+def corr_id_of(event_id: EventId) -> CorrId:
+    """The corrId of an event that starts a conversation: its own ULID (ENV-3), so that a repeat gets the same."""
+    return CorrId("corr_" + event_id[4:])
+
+
+def ulid_time_ms(text: str) -> int:
+    """When the id was made, in epoch ms, as it says itself; 0 if it does not start like a true ULID."""
+    value = 0
+    for letter in text[-26:-16]:
+        digit = _VALUES.get(letter)
+        if digit is None:
+            return 0
+        value = value * 32 + digit
+    return value if value < 1 << _TIME_BITS else 0
+
+
+class UlidSource:
+    """Makes ids that sort in the order they were made. One per gateway; not shared between threads."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def make(self, kind: Callable[[str], AnyId], *, now_ms: int, entropy: bytes) -> AnyId:
+        """A new id of `kind`; `entropy` is ten random bytes."""
+        self._last = next_ulid(self._last, now_ms=now_ms, entropy=entropy)
+        return kind(_PREFIX[kind] + _to_text(self._last))

@@ -1,0 +1,16 @@
+"""The durable memory of a gateway. Nothing above this package knows SQL.
+
+interface     what the engine may ask of a store
+values        what goes in and comes out
+sqlite        the store on a disk: joins the parts below
+  home, identity      the directory, its lock, and the node's keys
+  database            one connection, and SQLite's errors in our words; the only module that touches APSW
+  writer              the one thread that writes, with group commit
+  transaction         the ends of the streams, rows gathered for bulk writing
+  inbox, deliveries   what was taken for whom; what became of what was sent
+  compaction, blobs   pruning; large content
+  queries, sql/, migrations/   the SQL, by name and by version
+memory        the same store without a disk, for tests and simulation
+integrity     check and back up a home while its gateway runs
+rules         what both stores refuse, and why
+"""

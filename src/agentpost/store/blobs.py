@@ -1,0 +1,155 @@
+"""Blobs: large content in chunks, encrypted before it gets here, addressed by the sha256 of what is stored (PIPE-5).
+
+The store never sees a key. `seal_blob` and `open_blob` are for whoever holds one: each blob has a key of its own, so
+the number of a chunk is a safe nonce, and a chunk that was moved, cut off or altered does not open.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from msgspec import Struct
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import Database
+from agentpost.store.queries import SQL
+from agentpost.store.transaction import Transaction
+from agentpost.store.values import Blob
+
+__all__ = [
+    "CHUNK_BYTES",
+    "SealedBlob",
+    "begin_blob",
+    "blob",
+    "chunk",
+    "complete_blob",
+    "drop_blob",
+    "missing_chunks",
+    "open_blob",
+    "put_chunk",
+    "seal_blob",
+]
+
+CHUNK_BYTES: Final = 256 * 1024
+MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
+_TAG_BYTES: Final = 16
+
+
+class SealedBlob(Struct, frozen=True, kw_only=True):
+    """Encrypted content, ready to be stored and sent."""
+
+    blob: Blob
+    chunks: tuple[bytes, ...]
+
+
+def seal_blob(content: bytes, key: bytes) -> SealedBlob:
+    """Encrypt `content` with a key that is used for nothing else."""
+    cipher = AESGCM(key)
+    pieces = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)] or [b""]
+    chunks = tuple(cipher.encrypt(_nonce(part), piece, _place(part, len(pieces))) for part, piece in enumerate(pieces))
+    digest = hashlib.sha256()
+    for data in chunks:
+        digest.update(data)
+    described = Blob(
+        sha256=digest.hexdigest(),
+        size_bytes=sum(len(data) for data in chunks),
+        chunk_bytes=CHUNK_BYTES + _TAG_BYTES,
+        chunks=len(chunks),
+        complete=True,
+    )
+    return SealedBlob(blob=described, chunks=chunks)
+
+
+def open_blob(chunks: Sequence[bytes], key: bytes) -> bytes:
+    """The content, or a refusal if a single bit of it, or the order or number of its chunks, is not what was sealed."""
+    cipher = AESGCM(key)
+    try:
+        return b"".join(
+            cipher.decrypt(_nonce(part), data, _place(part, len(chunks))) for part, data in enumerate(chunks)
+        )
+    except InvalidTag:
+        raise Refusal(Code.STORAGE_CORRUPT, "the content does not open with this key, or was altered") from None
+
+
+def _nonce(part: int) -> bytes:
+    return part.to_bytes(12, "big")
+
+
+def _place(part: int, parts: int) -> bytes:
+    return f"agentpost blob {part} of {parts}".encode()
+
+
+def begin_blob(tx: Transaction, described: Blob, at_ms: int) -> None:
+    if described.size_bytes > MAX_BLOB_BYTES:
+        raise Refusal(
+            Code.TOO_LARGE,
+            f"the blob has {described.size_bytes} bytes; {MAX_BLOB_BYTES} is the most",
+            field="sizeBytes",
+        )
+    if described.chunks < 1 or described.chunks != -(-described.size_bytes // described.chunk_bytes):
+        raise Refusal(Code.INVALID_FIELD, "the number of chunks does not fit the size", field="chunks")
+    tx.database.run(
+        SQL.begin_blob, (described.sha256, described.size_bytes, described.chunk_bytes, described.chunks, at_ms)
+    )
+
+
+def put_chunk(tx: Transaction, sha256: str, part: int, data: bytes) -> None:
+    described = _expect(tx.database, sha256)
+    size = described.chunk_bytes
+    last = described.size_bytes - size * (described.chunks - 1)
+    if not 0 <= part < described.chunks or len(data) != (last if part == described.chunks - 1 else size):
+        raise Refusal(Code.INVALID_FIELD, f"chunk {part} does not fit the blob {sha256}", field="part")
+    tx.database.run(SQL.put_chunk, (sha256, part, data))
+
+
+def complete_blob(tx: Transaction, sha256: str) -> None:
+    """Count the blob as there if its bytes are those of its address. If they are not, `drop_blob` and fetch anew."""
+    described = _expect(tx.database, sha256)
+    if described.complete:
+        return
+    if missing := missing_chunks(tx.database, sha256):
+        raise Refusal(Code.CONFLICT, f"the blob {sha256} still misses {len(missing)} chunks")
+    digest = hashlib.sha256()
+    for data in _chunks(tx.database, described):
+        digest.update(data)
+    if digest.hexdigest() != sha256:
+        raise Refusal(Code.STORAGE_CORRUPT, f"the bytes fetched for {sha256} are not those of that address")
+    tx.database.run(SQL.complete_blob, (sha256,))
+
+
+def drop_blob(tx: Transaction, sha256: str) -> None:
+    tx.database.run(SQL.drop_chunks, (sha256,))
+    tx.database.run(SQL.drop_blob, (sha256,))
+
+
+def blob(database: Database, sha256: str) -> Blob | None:
+    row = database.row(SQL.blob, (sha256,))
+    if row is None:
+        return None
+    return Blob(sha256=row[0], size_bytes=row[1], chunk_bytes=row[2], chunks=row[3], complete=bool(row[4]))
+
+
+def chunk(database: Database, sha256: str, part: int) -> bytes | None:
+    return database.value(SQL.chunk, (sha256, part))
+
+
+def missing_chunks(database: Database, sha256: str) -> list[int]:
+    described = _expect(database, sha256)
+    held = {row[0] for row in database.rows(SQL.held_chunks, (sha256,))}
+    return [part for part in range(described.chunks) if part not in held]
+
+
+def _expect(database: Database, sha256: str) -> Blob:
+    described = blob(database, sha256)
+    if described is None:
+        raise Refusal(Code.NOT_FOUND, f"there is no blob {sha256}")
+    return described
+
+
+def _chunks(database: Database, described: Blob) -> Iterator[bytes]:
+    for part in range(described.chunks):
+        data = chunk(database, described.sha256, part)
+        if data is not None:
+            yield data

@@ -1,0 +1,208 @@
+"""One connection to the database file, and the only module that touches APSW.
+
+SQLite's errors leave here in the mesh's words. What a disk does wrong is told apart: a full one can be used again, a
+failed one cannot (`Refusal` with `storage_failed`).
+"""
+
+# apsw's type stubs use collections.abc.Buffer, which Python 3.11 does not have yet.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import apsw
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.queries import migrations
+
+__all__ = ["ConstraintViolated", "Database", "Row", "check_sqlite_version"]
+
+# Before 3.51.3 a WAL reset could corrupt the database.
+_OLDEST_SQLITE: Final = (3, 51, 3)
+_APPLICATION_ID: Final = 0x61675074  # "agPt"
+_BUSY_TIMEOUT_MS: Final = 5_000
+_LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
+
+Row = tuple[Any, ...]
+
+
+class ConstraintViolated(Exception):  # noqa: N818 - reads as what happened
+    """A statement broke a constraint of the schema. The transaction has to be rolled back by whoever started it."""
+
+
+def check_sqlite_version(version: str) -> None:
+    """Refuse an SQLite that is known to lose data."""
+    if tuple(int(part) for part in version.split(".")) < _OLDEST_SQLITE:
+        raise Refusal(
+            Code.UNAVAILABLE,
+            f"SQLite {version} can corrupt a database in WAL mode; install apsw 3.54 or newer from PyPI",
+        )
+
+
+class Database:
+    """A connection. Used by one thread at a time."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self.log_pages = 0
+        # How many rows this connection has changed so far. Asked for with every job, so it is not wrapped.
+        self.changes: Callable[[], int] = connection.total_changes
+
+    @classmethod
+    def open_writer(cls, path: Path, *, vfs: str | None = None, synchronous: str = "FULL") -> "Database":
+        """A connection that may write, in WAL mode. FULL makes every commit survive a power loss (PIPE-3)."""
+        check_sqlite_version(apsw.sqlite_lib_version())
+        with translated:
+            connection = apsw.Connection(str(path), vfs=vfs, statementcachesize=200)
+        database = cls(connection)
+        try:
+            database._prepare(path, synchronous)
+        except BaseException:
+            connection.close(True)
+            raise
+        return database
+
+    @classmethod
+    def open_reader(cls, path: Path, *, vfs: str | None = None) -> "Database":
+        """A connection that only reads; it never waits for the writer, nor the writer for it."""
+        with translated:
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs, statementcachesize=200)
+            connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+            connection.pragma("query_only", True)
+        return cls(connection)
+
+    def _prepare(self, path: Path, synchronous: str) -> None:
+        connection = self._connection
+        with translated:
+            connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+            if connection.pragma("application_id") not in (0, _APPLICATION_ID):
+                raise Refusal(Code.STORAGE_CORRUPT, f"{path} is a database of another program")
+            if connection.pragma("journal_mode", "wal") != "wal":
+                raise Refusal(Code.UNAVAILABLE, f"{path} is on a file system that cannot hold a WAL database")
+            connection.pragma("synchronous", synchronous)
+            connection.pragma("journal_size_limit", _LOG_BYTES_KEPT)
+        # The writer checkpoints by itself, where it can see a failing disk; SQLite's own hook would swallow that.
+        connection.set_wal_hook(self._count_log_pages)
+
+    def _count_log_pages(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self.log_pages = pages
+        return apsw.SQLITE_OK
+
+    def migrate(self, scripts: Sequence[str] | None = None) -> None:
+        """Bring the database to the schema of this version, each step in one transaction."""
+        scripts = migrations() if scripts is None else scripts
+        found = self.schema_version()
+        if found > len(scripts):
+            raise Refusal(
+                Code.SCHEMA_TOO_NEW,
+                f"this home has schema {found}; this agentpost knows {len(scripts)} and must not touch it",
+            )
+        for version in range(found + 1, len(scripts) + 1):
+            self.begin()
+            try:
+                self.run(scripts[version - 1])
+                self.run(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self.run(f"PRAGMA user_version = {version}")
+                self.commit()
+            except BaseException:
+                self.rollback()
+                raise
+
+    def schema_version(self) -> int:
+        with translated:
+            return self._connection.pragma("user_version")
+
+    def begin(self) -> None:
+        self.run("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self.run("COMMIT")
+
+    def rollback(self) -> None:
+        """End the transaction, if SQLite has not ended it already."""
+        if self._connection.in_transaction:
+            self.run("ROLLBACK")
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> None:
+        with translated:
+            self._connection.execute(sql, values)
+
+    def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        with translated:
+            self._connection.executemany(sql, rows)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        with translated:
+            return self._connection.execute(sql, values).fetchall()
+
+    def row(self, sql: str, values: Sequence[Any] = ()) -> Row | None:
+        with translated:
+            return self._connection.execute(sql, values).fetchone()
+
+    def value(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        """The first column of the first row, None if there is no row or if it is NULL."""
+        row = self.row(sql, values)
+        return row[0] if row is not None else None
+
+    def rows_for(self, sql: str, keys: Sequence[str]) -> list[Row]:
+        """The rows of a statement whose one parameter is a list of texts; no key, no row."""
+        return self.rows(sql, (apsw.carray(tuple(keys)),)) if keys else []
+
+    def checkpoint(self) -> None:
+        """Move what the log holds into the database file, as far as no reader needs the log."""
+        with translated:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        self.log_pages = 0
+
+    def copy_to(self, target: Path) -> None:
+        """A consistent, compacted copy as of now, durable when this returns. Readers and the writer go on meanwhile."""
+        with translated:
+            self._connection.pragma("query_only", False)
+            self._connection.execute("VACUUM INTO ?", (str(target),))
+        fd = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        target.chmod(0o600)
+
+    def close(self) -> None:
+        with translated:
+            self._connection.close()
+
+
+class _Translated:
+    """Turns what SQLite raises inside a `with` into what it means here. Has no state, so one serves all."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, apsw.Error):
+            raise _in_our_words(error) from None
+
+
+def _in_our_words(error: apsw.Error) -> Exception:
+    match error:
+        case apsw.ConstraintError():
+            return ConstraintViolated(str(error))
+        case apsw.FullError():
+            return Refusal(Code.STORAGE_FULL, "the disk is full; nothing was written")
+        case apsw.IOError():
+            return Refusal(Code.STORAGE_FAILED, f"the disk failed: {error}")
+        case apsw.CorruptError() | apsw.NotADBError():
+            return Refusal(Code.STORAGE_CORRUPT, f"the database is damaged: {error}")
+        case apsw.BusyError() | apsw.LockedError():
+            return Refusal(Code.UNAVAILABLE, "another program holds the database")
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return Refusal(Code.STORAGE_FAILED, f"the database cannot be opened: {error}")
+        case _:
+            return error
+
+
+translated: Final = _Translated()

@@ -1,0 +1,84 @@
+"""A gateway's home directory: one gateway at a time, and nobody else looks in."""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["Home", "write_private"]
+
+_DATABASE: Final = "agentpost.db"
+_LOCK: Final = "gateway.lock"
+_KEYS: Final = "keys"
+
+
+class Home:
+    """The paths of a home. Making one changes nothing; `prepare` makes the directory, `lock` claims it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = path / _DATABASE
+        self.keys = path / _KEYS
+        self._lock_fd: int | None = None
+
+    def exists(self) -> bool:
+        return self.database.exists()
+
+    def prepare(self) -> None:
+        """Make the directory if there is none, for its owner alone; refuse one that others can look into."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.keys.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise Refusal(Code.HOME_UNSAFE, f"the home {self.path} cannot be made: {error.strerror}") from None
+        for directory in (self.path, self.keys):
+            mode = directory.stat().st_mode
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise Refusal(
+                    Code.HOME_UNSAFE,
+                    f"{directory} is open to others (mode {stat.S_IMODE(mode):o}); run: chmod 700 {directory}",
+                )
+
+    def lock(self) -> None:
+        """Claim the home for this process, until `unlock` or the end of the process, however it ends."""
+        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise Refusal(
+                Code.HOME_IN_USE, f"the home {self.path} is in use by process {holder or 'unknown'}"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all, and durable when this returns."""
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,225 @@
+"""The inbox, its ledger and the cursors: what this gateway took, for whom, and how far it has read."""
+
+from collections.abc import Sequence
+
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.store.database import Database, Row
+from agentpost.store.deliveries import apply_changes
+from agentpost.store.queries import SQL
+from agentpost.store.rules import check_acceptance, unseen
+from agentpost.store.transaction import Transaction
+from agentpost.store.values import (
+    Acceptance,
+    Accepted,
+    BacklogItem,
+    Cursor,
+    Inbound,
+    InboxPosition,
+    LedgerEntry,
+    LedgerState,
+    Outcome,
+    QuarantineEntry,
+    Settlement,
+)
+
+__all__ = [
+    "accept",
+    "backlog",
+    "cursor",
+    "engage",
+    "inbox_position",
+    "ledger_entry",
+    "postpone",
+    "quarantined",
+    "settle",
+]
+
+
+def accept(tx: Transaction, batch: Acceptance) -> Accepted:
+    """Take a batch: dedupe, inbox, ledger, ACKs, deliveries and cursor, all in this transaction (CUR-2, RTY-3)."""
+    at = cursor(tx.database, batch.source_node_id)
+    check_acceptance(batch, at)
+    if at is not None and batch.through_seq <= at.last_seq:
+        return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
+    new, repeated, acks = _take(tx, batch, unseen(batch, at))
+    _quarantine(tx, batch)
+    orphans = apply_changes(tx, batch.changes)
+    tx.append(acks)
+    tx.database.run(
+        SQL.move_cursor,
+        (batch.source_node_id, batch.source_epoch, batch.through_seq, batch.through_chain, batch.at_ms),
+    )
+    return Accepted(new=tuple(new), repeated=tuple(repeated), orphans=tuple(orphans), cursor_seq=batch.through_seq)
+
+
+def _take(
+    tx: Transaction, batch: Acceptance, events: Sequence[Inbound]
+) -> tuple[list[tuple[EventId, str]], list[tuple[EventId, str]], list[Event]]:
+    wanted = [inbound for inbound in events if inbound.acks]
+    event_ids = [inbound.event.event_id for inbound in wanted]
+    in_inbox: dict[str, int] = dict(tx.database.rows_for(SQL.known_inbox_events, event_ids))
+    in_ledger = {(row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids)}
+    inbox_rows: list[Row] = []
+    ledger_rows: list[Row] = []
+    new: list[tuple[EventId, str]] = []
+    repeated: list[tuple[EventId, str]] = []
+    acks: list[Event] = []
+    for inbound in wanted:
+        event_id = inbound.event.event_id
+        for agent_id, ack in inbound.acks.items():
+            if (event_id, agent_id) in in_ledger:
+                repeated.append((event_id, agent_id))
+                continue
+            if event_id not in in_inbox:
+                tx.inbox_seq += 1
+                in_inbox[event_id] = tx.inbox_seq
+                inbox_rows.append(
+                    (
+                        tx.inbox_seq,
+                        event_id,
+                        batch.source_node_id,
+                        batch.source_epoch,
+                        inbound.event.seq,
+                        batch.at_ms,
+                        inbound.raw,
+                    )
+                )
+            in_ledger.add((event_id, agent_id))
+            ledger_rows.append((event_id, agent_id, in_inbox[event_id], batch.at_ms))
+            new.append((event_id, agent_id))
+            acks.append(ack)
+    tx.database.run_many(SQL.take_event, inbox_rows)
+    tx.database.run_many(SQL.open_ledger_entry, ledger_rows)
+    return new, repeated, acks
+
+
+def _quarantine(tx: Transaction, batch: Acceptance) -> None:
+    rows = [
+        (
+            batch.source_node_id,
+            batch.source_epoch,
+            bad.seq,
+            bad.event_id,
+            bad.refusal.code.value,
+            bad.refusal.message,
+            batch.at_ms,
+            bad.raw,
+        )
+        for bad in batch.unreadable
+    ]
+    tx.database.run_many(SQL.quarantine_event, rows)
+
+
+def _pairs(events: Sequence[Inbound]) -> tuple[tuple[EventId, str], ...]:
+    return tuple((inbound.event.event_id, agent_id) for inbound in events for agent_id in inbound.acks)
+
+
+def engage(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) -> int:
+    """Record an attempt before it is made, so that a crash during it can be seen afterwards."""
+    entry = _open_entry(tx.database, event_id, to_agent_id)
+    tx.database.run(SQL.engage, (at_ms, event_id, to_agent_id))
+    return entry.attempts + 1
+
+
+def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: int, error: str) -> None:
+    _open_entry(tx.database, event_id, to_agent_id)
+    tx.database.run(SQL.postpone, (due_at_ms, error, event_id, to_agent_id))
+
+
+def settle(tx: Transaction, settlement: Settlement) -> bool:
+    """Close a ledger row once; its reply and ACK stand in the outbox if and only if it was this call that closed it."""
+    entry = ledger_entry(tx.database, settlement.event_id, settlement.to_agent_id)
+    if entry is None:
+        raise _unknown(settlement.event_id, settlement.to_agent_id)
+    if entry.state is LedgerState.SETTLED:
+        return False
+    tx.append(settlement.events, settlement.deliveries)
+    tx.database.run(
+        SQL.settle,
+        (
+            settlement.at_ms,
+            settlement.outcome.value,
+            settlement.error,
+            settlement.event_id,
+            settlement.to_agent_id,
+        ),
+    )
+    return True
+
+
+def _open_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry:
+    entry = ledger_entry(database, event_id, to_agent_id)
+    if entry is None:
+        raise _unknown(event_id, to_agent_id)
+    if entry.state is LedgerState.SETTLED:
+        raise Refusal(Code.INVALID_TRANSITION, f"{event_id} is settled for {to_agent_id} already")
+    return entry
+
+
+def _unknown(event_id: EventId, to_agent_id: str) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f"{event_id} was never accepted for {to_agent_id}")
+
+
+def ledger_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:
+    row = database.row(SQL.ledger_entry, (event_id, to_agent_id))
+    return _entry(row) if row else None
+
+
+def backlog(database: Database, to_agent_id: str, after_inbox_seq: int, limit: int) -> list[BacklogItem]:
+    return [
+        BacklogItem(entry=_entry(row), source_node_id=row[11], source_seq=row[12], raw=row[13])
+        for row in database.rows(SQL.backlog, (to_agent_id, after_inbox_seq, limit))
+    ]
+
+
+def inbox_position(database: Database) -> InboxPosition:
+    floor_seq: int = database.value(SQL.inbox_floor)
+    latest_seq: int = database.value(SQL.inbox_latest_seq) or floor_seq
+    oldest_open: int | None = database.value(SQL.oldest_open_inbox_seq)
+    return InboxPosition(latest_seq=latest_seq, acked_seq=latest_seq if oldest_open is None else oldest_open - 1)
+
+
+def cursor(database: Database, source_node_id: str) -> Cursor | None:
+    row = database.row(SQL.cursor, (source_node_id,))
+    return _cursor(row) if row else None
+
+
+def cursors(database: Database) -> list[Cursor]:
+    return [_cursor(row) for row in database.rows(SQL.cursors)]
+
+
+def _cursor(row: Row) -> Cursor:
+    return Cursor(source_node_id=row[0], epoch=row[1], last_seq=row[2], last_chain=row[3], updated_at_ms=row[4])
+
+
+def quarantined(database: Database, limit: int) -> list[QuarantineEntry]:
+    return [
+        QuarantineEntry(
+            source_node_id=row[0],
+            source_seq=row[1],
+            event_id=row[2],
+            code=row[3],
+            message=row[4],
+            at_ms=row[5],
+            raw=row[6],
+        )
+        for row in database.rows(SQL.quarantined, (limit,))
+    ]
+
+
+def _entry(row: Row) -> LedgerEntry:
+    return LedgerEntry(
+        event_id=row[0],
+        to_agent_id=row[1],
+        inbox_seq=row[2],
+        state=LedgerState(row[3]),
+        attempts=row[4],
+        due_at_ms=row[5],
+        accepted_at_ms=row[6],
+        engaged_at_ms=row[7],
+        settled_at_ms=row[8],
+        outcome=Outcome(row[9]) if row[9] is not None else None,
+        error=row[10],
+    )

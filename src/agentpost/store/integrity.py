@@ -1,0 +1,139 @@
+"""Looking after a home from outside: is it whole, and a copy of it while the gateway runs.
+
+Both open the file for reading only and need no lock, so they work beside a running gateway.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import Database
+from agentpost.store.home import Home
+from agentpost.store.queries import SQL, migrations
+from agentpost.store.rules import chain_after
+
+__all__ = ["Report", "back_up", "check_home"]
+
+_ROWS_A_STEP: Final = 5_000
+
+Progress = Callable[[int, int], None]
+
+
+class Report(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a check found. `problems` is empty for a whole home."""
+
+    node_id: str
+    epoch: str
+    schema_version: int
+    outbox_events: int
+    outbox_first_seq: int
+    outbox_last_seq: int
+    inbox_events: int
+    problems: tuple[str, ...]
+
+
+def check_home(path: Path, *, progress: Progress | None = None) -> Report:
+    """Check the file, the hash chain, the sequence and the references between the tables."""
+    database = _open(path)
+    try:
+        gateway = database.row(SQL.gateway)
+        if gateway is None:
+            raise Refusal(Code.STORAGE_CORRUPT, f"{path} does not say which node it belongs to")
+        problems = [f"file: {row[0]}" for row in database.rows("PRAGMA integrity_check(20)") if row[0] != "ok"]
+        problems += [f"reference: {text}" for text in _broken_references(database)]
+        count, first, last, broken = _check_chain(database, gateway[0], gateway[2], gateway[3], progress)
+        return Report(
+            node_id=gateway[0],
+            epoch=gateway[1],
+            schema_version=database.schema_version(),
+            outbox_events=count,
+            outbox_first_seq=first,
+            outbox_last_seq=last,
+            inbox_events=database.value(SQL.count_inbox),
+            problems=tuple(problems + broken),
+        )
+    finally:
+        database.close()
+
+
+def _check_chain(
+    database: Database, node_id: str, floor_seq: int, chain: bytes, progress: Progress | None
+) -> tuple[int, int, int, list[str]]:
+    """Walk the outbox from its floor: no hole, no altered byte, no event of another node."""
+    total: int = database.value(SQL.count_outbox)
+    expected, count = floor_seq, 0
+    problems: list[str] = []
+    while rows := database.rows(SQL.outbox_slice, (expected, _ROWS_A_STEP)):
+        for seq, stored, body in rows:
+            expected += 1
+            if seq != expected:
+                problems.append(f"outbox: seq {expected} to {seq - 1} are missing")
+                expected = seq
+            chain = chain_after(chain, body)
+            if chain != stored:
+                problems.append(f"outbox: the hash chain breaks at seq {seq}")
+                chain = stored
+            problems += _event_problems(body, seq, node_id)
+        count += len(rows)
+        if progress is not None:
+            progress(count, total)
+        if len(problems) > 100:
+            problems.append("outbox: more than 100 problems; the rest was not checked")
+            break
+    return count, (floor_seq + 1 if count else 0), expected, problems
+
+
+def _event_problems(body: bytes, seq: int, node_id: str) -> list[str]:
+    try:
+        event = decode_event(body)
+    except Refusal as refusal:
+        return [f"outbox: seq {seq} cannot be read: {refusal.message}"]
+    if event.seq != seq or event.source_node_id != node_id:
+        return [f"outbox: seq {seq} holds event {event.seq} of {event.source_node_id}"]
+    return []
+
+
+def _broken_references(database: Database) -> list[str]:
+    orphans = database.rows(SQL.ledger_without_inbox, (20,))
+    return [f"ledger: {event_id} for {agent_id} is open and its event is gone" for event_id, agent_id in orphans]
+
+
+def back_up(path: Path, target: Path) -> int:
+    """Write a consistent copy of the home's database to `target`, while the gateway runs. Gives its size.
+
+    The keys are not part of it: keep a copy of `keys/` where secrets are kept.
+    """
+    if target.exists():
+        raise Refusal(Code.CONFLICT, f"{target} exists already; a backup never overwrites")
+    if not target.parent.is_dir():
+        raise Refusal(Code.NOT_FOUND, f"the directory {target.parent} does not exist")
+    database = _open(path)
+    draft = target.with_name(target.name + ".part")
+    draft.unlink(missing_ok=True)
+    try:
+        database.copy_to(draft)
+        draft.rename(target)
+    finally:
+        draft.unlink(missing_ok=True)
+        database.close()
+    return target.stat().st_size
+
+
+def _open(path: Path) -> Database:
+    home = Home(path)
+    file = home.database if path.is_dir() else path
+    if not file.exists():
+        raise Refusal(Code.NOT_FOUND, f"there is no agentpost home at {path}")
+    database = Database.open_reader(file)
+    found = database.schema_version()
+    if found > len(migrations()):
+        database.close()
+        raise Refusal(Code.SCHEMA_TOO_NEW, f"{path} has schema {found}; this agentpost knows {len(migrations())}")
+    if found < len(migrations()):
+        database.close()
+        raise Refusal(Code.CONFLICT, f"{path} has the older schema {found}; start the gateway once to bring it up")
+    return database

@@ -1,0 +1,55 @@
+-- name: inbox_floor
+SELECT inbox_floor_seq FROM gateway
+
+-- name: inbox_latest_seq
+SELECT max(seq) FROM inbox
+
+-- name: take_event
+INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: known_inbox_events
+SELECT event_id, seq FROM inbox WHERE event_id IN carray(?)
+
+-- name: known_ledger_entries
+SELECT event_id, to_agent_id, inbox_seq FROM ledger WHERE event_id IN carray(?)
+
+-- name: open_ledger_entry
+INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms) VALUES (?, ?, ?, 'queued', ?)
+
+-- name: ledger_entry
+SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
+  outcome, error
+FROM ledger WHERE event_id = ? AND to_agent_id = ?
+
+-- name: engage
+UPDATE ledger SET state = 'engaged', attempts = attempts + 1, engaged_at_ms = ?
+WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
+
+-- name: postpone
+UPDATE ledger SET state = 'queued', due_at_ms = ?, error = ?
+WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
+
+-- name: settle
+UPDATE ledger SET state = 'settled', settled_at_ms = ?, outcome = ?, error = ?
+WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
+
+-- name: backlog
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.to_agent_id = ? AND l.inbox_seq > ? AND l.settled_at_ms IS NULL
+ORDER BY l.inbox_seq LIMIT ?
+
+-- name: oldest_open_inbox_seq
+SELECT min(inbox_seq) FROM ledger WHERE settled_at_ms IS NULL
+
+-- name: prune_inbox
+DELETE FROM inbox WHERE seq <= ?
+
+-- name: quarantine_event
+INSERT INTO quarantine (source_node_id, source_epoch, source_seq, event_id, code, message, at_ms, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: quarantined
+SELECT source_node_id, source_seq, event_id, code, message, at_ms, body FROM quarantine ORDER BY id LIMIT ?

@@ -1,0 +1,39 @@
+-- name: append_event
+INSERT INTO outbox (seq, event_id, chain, body) VALUES (?, ?, ?, ?)
+
+-- name: outbox_head
+SELECT seq, chain FROM outbox ORDER BY seq DESC LIMIT 1
+
+-- name: outbox_slice
+SELECT seq, chain, body FROM outbox WHERE seq > ? ORDER BY seq LIMIT ?
+
+-- name: outbox_chain_at
+SELECT chain FROM outbox WHERE seq = ?
+
+-- name: outbox_event
+SELECT seq, chain, body FROM outbox WHERE event_id = ? ORDER BY seq DESC LIMIT 1
+
+-- name: prune_outbox
+DELETE FROM outbox WHERE seq <= ?
+
+-- name: gateway
+SELECT node_id, epoch, outbox_floor_seq, outbox_floor_chain, inbox_floor_seq FROM gateway
+
+-- name: create_gateway
+INSERT INTO gateway (only_row, node_id, epoch, created_at_ms, outbox_floor_chain) VALUES (1, ?, ?, ?, ?)
+
+-- name: move_outbox_floor
+UPDATE gateway SET outbox_floor_seq = ?, outbox_floor_chain = ?
+
+-- name: move_inbox_floor
+UPDATE gateway SET inbox_floor_seq = ?
+
+-- name: count_outbox
+SELECT count(*) FROM outbox
+
+-- name: count_inbox
+SELECT count(*) FROM inbox
+
+-- name: ledger_without_inbox
+SELECT event_id, to_agent_id FROM ledger
+WHERE settled_at_ms IS NULL AND inbox_seq NOT IN (SELECT seq FROM inbox) LIMIT ?

@@ -1,0 +1,305 @@
+"""The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
+
+This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction` and `blobs`.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.store import blobs, compaction, deliveries, inbox
+from agentpost.store.database import Database
+from agentpost.store.home import Home
+from agentpost.store.queries import SQL
+from agentpost.store.rules import replay_hash
+from agentpost.store.transaction import Transaction
+from agentpost.store.values import (
+    CHAIN_START,
+    Acceptance,
+    Accepted,
+    Appended,
+    AuditEntry,
+    BacklogItem,
+    Blob,
+    Compacted,
+    Cursor,
+    Head,
+    InboxPosition,
+    LedgerEntry,
+    OutboxSlice,
+    QuarantineEntry,
+    Settlement,
+    StoredEvent,
+    Subscriber,
+)
+from agentpost.store.writer import Writer
+
+__all__ = ["SqliteStore"]
+
+_ROWS_A_READ: Final = 64
+
+OnFailure = Callable[[Refusal], None]
+
+
+class SqliteStore:
+    """Implements `Store`. Open it with `SqliteStore.open`, and `await close()` it."""
+
+    def __init__(self, home: Home, writer_database: Database, *, vfs: str | None, on_failure: OnFailure | None) -> None:
+        self._home = home
+        self._vfs = vfs
+        self._database = writer_database
+        transaction = Transaction(writer_database)
+        self._node_id = transaction.node_id
+        self._epoch = transaction.epoch
+        self._readers = threading.local()
+        self._open_readers: list[Database] = []
+        self._writer = Writer(writer_database, transaction=transaction, on_failure=on_failure)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        node_id: str,
+        epoch: str,
+        now_ms: int,
+        vfs: str | None = None,
+        synchronous: str = "FULL",
+        on_failure: OnFailure | None = None,
+    ) -> "SqliteStore":
+        """Open the home at `path`, or make it for `node_id`. `epoch` and `now_ms` are used only for a new one.
+
+        `on_failure` is called once, from the writer thread, if the disk fails; the gateway has to stop then.
+        """
+        home = Home(path)
+        home.prepare()
+        home.lock()
+        try:
+            database = Database.open_writer(home.database, vfs=vfs, synchronous=synchronous)
+            try:
+                database.migrate()
+                _claim(database, node_id=node_id, epoch=epoch, now_ms=now_ms)
+                return cls(home, database, vfs=vfs, on_failure=on_failure)
+            except BaseException:
+                database.close()
+                raise
+        except BaseException:
+            home.unlock()
+            raise
+
+    @property
+    def node_id(self) -> str:
+        return self._node_id
+
+    @property
+    def epoch(self) -> str:
+        return self._epoch
+
+    @property
+    def failure(self) -> Refusal | None:
+        """Why the store gave up, if it did."""
+        return self._writer.failure
+
+    # The outbox and its deliveries
+
+    def append(
+        self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+    ) -> "asyncio.Future[Appended]":
+        if not changes:
+            return self._writer.submit(lambda tx: tx.append(events, deliveries))
+        return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes))
+
+    def head(self) -> Head:
+        row = self._reader().row(SQL.outbox_head)
+        if row is not None:
+            return Head(seq=row[0], chain=row[1])
+        floor = self._gateway()
+        return Head(seq=floor[0], chain=floor[1])
+
+    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
+        reader = self._reader()
+        events: list[StoredEvent] = []
+        size, at = 0, after_seq
+        while len(events) < limit:
+            rows = reader.rows(SQL.outbox_slice, (at, min(_ROWS_A_READ, limit - len(events))))
+            for seq, chain, body in rows:
+                size += len(body)
+                if events and size > max_bytes:
+                    return OutboxSlice(after_seq=after_seq, floor_seq=self._gateway()[0], events=tuple(events))
+                events.append(StoredEvent(seq=seq, chain=chain, raw=body))
+            if len(rows) < _ROWS_A_READ:
+                break
+            at = events[-1].seq
+        return OutboxSlice(after_seq=after_seq, floor_seq=self._gateway()[0], events=tuple(events))
+
+    def find_event(self, event_id: EventId) -> StoredEvent | None:
+        row = self._reader().row(SQL.outbox_event, (event_id,))
+        return StoredEvent(seq=row[0], chain=row[1], raw=row[2]) if row else None
+
+    def deliveries_of(self, event_id: EventId) -> list[Delivery]:
+        return deliveries.deliveries_of(self._reader(), event_id)
+
+    def due_deliveries(self, now_ms: int, *, limit: int = 256) -> list[Delivery]:
+        return deliveries.due_deliveries(self._reader(), now_ms, limit)
+
+    def next_due_at_ms(self) -> int | None:
+        return deliveries.next_due_at_ms(self._reader())
+
+    # The inbox and its ledger
+
+    def accept(self, batch: Acceptance) -> "asyncio.Future[Accepted]":
+        return self._writer.submit(lambda tx: inbox.accept(tx, batch))
+
+    def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
+        return self._writer.submit(lambda tx: inbox.engage(tx, event_id, to_agent_id, at_ms))
+
+    def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error))
+
+    def settle(self, settlement: Settlement) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: inbox.settle(tx, settlement))
+
+    def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
+        return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
+
+    def ledger_entry(self, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:
+        return inbox.ledger_entry(self._reader(), event_id, to_agent_id)
+
+    def inbox_position(self) -> InboxPosition:
+        return inbox.inbox_position(self._reader())
+
+    def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]:
+        return inbox.quarantined(self._reader(), limit)
+
+    # Cursors and compaction
+
+    def cursor(self, source_node_id: str) -> Cursor | None:
+        return inbox.cursor(self._reader(), source_node_id)
+
+    def cursors(self) -> list[Cursor]:
+        return inbox.cursors(self._reader())
+
+    def note_subscriber(self, subscriber: Subscriber) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: compaction.note_subscriber(tx, subscriber))
+
+    def subscribers(self) -> list[Subscriber]:
+        return compaction.subscribers(self._reader())
+
+    def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> "asyncio.Future[Compacted]":
+        return self._writer.submit(lambda tx: compaction.compact(tx, now_ms, retention_events, limit))
+
+    # Keeping
+
+    def remember_once(self, scope: str, value: str, *, now_ms: int, expires_at_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: _remember_once(tx, scope, value, now_ms, expires_at_ms))
+
+    def record_audit(self, entries: Sequence[AuditEntry]) -> "asyncio.Future[None]":
+        rows = [(e.at_ms, e.actor, e.action, e.subject, e.corr_id, e.session_id, json.dumps(e.detail)) for e in entries]
+        return self._writer.submit(lambda tx: tx.database.run_many(SQL.record_audit, rows))
+
+    def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]:
+        return [
+            AuditEntry(
+                at_ms=row[1],
+                actor=row[2],
+                action=row[3],
+                subject=row[4],
+                corr_id=row[5],
+                session_id=row[6],
+                detail=json.loads(row[7]),
+            )
+            for row in self._reader().rows(SQL.audit_log, (after_id, limit))
+        ]
+
+    # Blobs
+
+    def begin_blob(self, blob: Blob, *, at_ms: int) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: blobs.begin_blob(tx, blob, at_ms))
+
+    def put_chunk(self, sha256: str, part: int, data: bytes) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: blobs.put_chunk(tx, sha256, part, data))
+
+    def complete_blob(self, sha256: str) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: blobs.complete_blob(tx, sha256))
+
+    def drop_blob(self, sha256: str) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: blobs.drop_blob(tx, sha256))
+
+    def blob(self, sha256: str) -> Blob | None:
+        return blobs.blob(self._reader(), sha256)
+
+    def chunk(self, sha256: str, part: int) -> bytes | None:
+        return blobs.chunk(self._reader(), sha256, part)
+
+    def missing_chunks(self, sha256: str) -> list[int]:
+        return blobs.missing_chunks(self._reader(), sha256)
+
+    async def close(self) -> None:
+        """Finish what is waiting, then let go of the home."""
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        try:
+            self._writer.stop()
+            for reader in self._open_readers:
+                reader.close()
+            # A failed disk has nothing left to say; the last words of a good one are heard.
+            if self._writer.failure is None:
+                self._database.checkpoint()
+            self._database.close()
+        finally:
+            self._home.unlock()
+
+    def _reader(self) -> Database:
+        reader: Database | None = getattr(self._readers, "database", None)
+        if reader is None:
+            reader = Database.open_reader(self._home.database, vfs=self._vfs)
+            self._readers.database = reader
+            self._open_readers.append(reader)
+        return reader
+
+    def _gateway(self) -> tuple[int, bytes]:
+        row = self._reader().row(SQL.gateway)
+        if row is None:
+            raise Refusal(Code.STORAGE_CORRUPT, "the database does not say which node it belongs to")
+        return row[2], row[3]
+
+
+def _claim(database: Database, *, node_id: str, epoch: str, now_ms: int) -> None:
+    """Make a new home this node's; refuse one that is another's."""
+    owner = database.row(SQL.gateway)
+    if owner is None:
+        database.begin()
+        try:
+            database.run(SQL.create_gateway, (node_id, epoch, now_ms, CHAIN_START))
+            database.commit()
+        except BaseException:
+            database.rollback()
+            raise
+    elif owner[0] != node_id:
+        raise Refusal(Code.CONFLICT, f"this home belongs to node {owner[0]}, not to {node_id}", field="nodeId")
+
+
+def _append_and_change(
+    tx: Transaction, events: Sequence[Event], new: Sequence[Delivery], changes: Sequence[Change]
+) -> Appended:
+    appended = tx.append(events, new)
+    seqs = {event.event_id: appended.first_seq + place for place, event in enumerate(events)}
+    orphans = deliveries.apply_changes(tx, changes, seqs)
+    if orphans:
+        raise Refusal(Code.NOT_FOUND, f"there is no delivery of {orphans[0].event_id} to {orphans[0].to_agent_id}")
+    return appended
+
+
+def _remember_once(tx: Transaction, scope: str, value: str, now_ms: int, expires_at_ms: int) -> bool:
+    tx.database.run(SQL.forget_expired, (now_ms,))
+    before = tx.database.changes()
+    tx.database.run(SQL.remember_once, (scope, replay_hash(scope, value), expires_at_ms))
+    return tx.database.changes() != before

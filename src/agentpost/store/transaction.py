@@ -1,0 +1,102 @@
+"""One transaction of the writer. Knows where the streams end, and gathers rows so that they are written in bulk.
+
+Rows of the outbox and of new deliveries wait here until the commit, or until somebody has to read them: a hundred
+callers that append one event each cost one statement.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import Database
+from agentpost.store.queries import SQL
+from agentpost.store.rules import chain_after, check_own, encode_for_outbox
+from agentpost.store.values import Appended
+
+__all__ = ["Transaction", "delivery_row"]
+
+
+class Transaction:
+    """Used by the writer thread only. `begin` and `commit` are the writer's; the rest is for its jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        gateway = database.row(SQL.gateway)
+        if gateway is None:
+            raise Refusal(Code.STORAGE_CORRUPT, "the database does not say which node it belongs to")
+        self.node_id: str = gateway[0]
+        self.epoch: str = gateway[1]
+        last = database.row(SQL.outbox_head) or gateway[2:4]
+        self.seq: int = last[0]
+        self._chain: bytes = last[1]
+        self.inbox_seq: int = database.value(SQL.inbox_latest_seq) or gateway[4]
+        self._events: list[tuple[int, str, bytes, bytes]] = []
+        self._deliveries: list[tuple[object, ...]] = []
+        self._durable = (self.seq, self._chain, self.inbox_seq)
+
+    def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
+        """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
+        check_own(events, self.node_id)
+        seq, chain = self.seq, self._chain
+        rows: list[tuple[int, str, bytes, bytes]] = []
+        for event in events:
+            seq += 1
+            body = encode_for_outbox(replace(event, seq=seq))
+            chain = chain_after(chain, body)
+            rows.append((seq, event.event_id, chain, body))
+        # Nothing above has changed anything: an event that cannot be encoded leaves no trace.
+        if deliveries:
+            places = {row[1]: row[0] for row in rows}
+            self._deliveries += [delivery_row(delivery, places.get(delivery.event_id, 0)) for delivery in deliveries]
+        self._events += rows
+        appended = Appended(first_seq=self.seq + 1, last_seq=seq)
+        self.seq, self._chain = seq, chain
+        return appended
+
+    def flush(self) -> None:
+        """Write what was gathered, so that statements can see it."""
+        if self._events:
+            self.database.run_many(SQL.append_event, self._events)
+            self._events = []
+        if self._deliveries:
+            self.database.run_many(SQL.add_delivery, self._deliveries)
+            self._deliveries = []
+
+    def mark(self) -> int:
+        """Grows whenever this transaction has something to write that it had not before."""
+        return len(self._events) + len(self._deliveries) + self.inbox_seq + self.database.changes()
+
+    def begin(self) -> None:
+        self.database.begin()
+
+    def commit(self) -> None:
+        self.flush()
+        self.database.commit()
+        self._durable = (self.seq, self._chain, self.inbox_seq)
+
+    def rollback(self) -> None:
+        self._events, self._deliveries = [], []
+        self.seq, self._chain, self.inbox_seq = self._durable
+        self.database.rollback()
+
+
+def delivery_row(delivery: Delivery, seq: int) -> tuple[object, ...]:
+    """A delivery as its row; `seq` is the place that its event got."""
+    return (
+        delivery.event_id,
+        delivery.to_agent_id,
+        delivery.to_node_id,
+        delivery.route_decision,
+        seq or delivery.seq,
+        delivery.state.value,
+        delivery.attempts,
+        delivery.due_at_ms,
+        delivery.emitted_at_ms,
+        delivery.accepted_at_ms,
+        delivery.closed_at_ms,
+        delivery.answered_by_event_id,
+        delivery.reason,
+    )

@@ -1,0 +1,218 @@
+"""What goes into a store and comes out of it. Frozen values, no behaviour, no SQL."""
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from agentpost.protocol.codec import Unreadable
+from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.ids import EventId
+
+__all__ = [
+    "CHAIN_START",
+    "Acceptance",
+    "Accepted",
+    "Appended",
+    "AuditEntry",
+    "BacklogItem",
+    "Blob",
+    "Compacted",
+    "Cursor",
+    "Head",
+    "Inbound",
+    "InboxPosition",
+    "LedgerEntry",
+    "LedgerState",
+    "Outcome",
+    "OutboxSlice",
+    "QuarantineEntry",
+    "Settlement",
+    "StoredEvent",
+    "Subscriber",
+]
+
+CHAIN_START: Final = bytes(32)
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """The end of an outbox: its last seq, and the hash that covers everything up to it."""
+
+    seq: int
+    chain: bytes
+
+
+class Appended(Struct, frozen=True, kw_only=True):
+    """Where an append ended up. The events stand at `first_seq` to `last_seq`, in the order given."""
+
+    first_seq: int
+    last_seq: int
+
+
+class StoredEvent(Struct, frozen=True, kw_only=True):
+    seq: int
+    chain: bytes
+    raw: bytes
+
+
+class OutboxSlice(Struct, frozen=True, kw_only=True):
+    """Events after `after_seq`, in order. `floor_seq` tells how far the outbox was pruned."""
+
+    after_seq: int
+    floor_seq: int
+    events: tuple[StoredEvent, ...]
+
+
+class Inbound(Struct, frozen=True, kw_only=True):
+    """One event that was read, and an `accepted` ACK for each local agent that is to get it.
+
+    An event without recipients here (an ACK, say) only moves the cursor and the deliveries it speaks of.
+    """
+
+    event: Event
+    raw: bytes
+    acks: dict[str, Event] = {}
+
+
+class Acceptance(Struct, frozen=True, kw_only=True):
+    """A batch that was read from one source: everything after `after_seq` through `through_seq`.
+
+    What the source left out of that range was not for this gateway.
+    """
+
+    source_node_id: str
+    source_epoch: str
+    after_seq: int
+    through_seq: int
+    through_chain: bytes = CHAIN_START
+    events: tuple[Inbound, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    changes: tuple[Change, ...] = ()
+    at_ms: int
+
+
+class Accepted(Struct, frozen=True, kw_only=True):
+    """What a batch changed: the (event, agent) pairs that are new here, and those that were known."""
+
+    new: tuple[tuple[EventId, str], ...]
+    repeated: tuple[tuple[EventId, str], ...]
+    orphans: tuple[Change, ...]
+    cursor_seq: int
+
+
+class LedgerState(StrEnum):
+    QUEUED = "queued"
+    ENGAGED = "engaged"
+    SETTLED = "settled"
+
+
+class Outcome(StrEnum):
+    PROCESSED = "processed"
+    FAILED_TERMINAL = "failed_terminal"
+    EXPIRED = "expired"
+
+
+class LedgerEntry(Struct, frozen=True, kw_only=True):
+    """The receiver's record of one (event, agent): injected once, settled once."""
+
+    event_id: EventId
+    to_agent_id: str
+    inbox_seq: int
+    state: LedgerState
+    attempts: int = 0
+    due_at_ms: int = 0
+    accepted_at_ms: int
+    engaged_at_ms: int | None = None
+    settled_at_ms: int | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+
+
+class BacklogItem(Struct, frozen=True, kw_only=True):
+    """An event that an agent has not settled yet."""
+
+    entry: LedgerEntry
+    source_node_id: str
+    source_seq: int
+    raw: bytes
+
+
+class Settlement(Struct, frozen=True, kw_only=True):
+    """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries."""
+
+    event_id: EventId
+    to_agent_id: str
+    outcome: Outcome
+    at_ms: int
+    events: tuple[Event, ...]
+    deliveries: tuple[Delivery, ...] = ()
+    error: str | None = None
+
+
+class Cursor(Struct, frozen=True, kw_only=True):
+    """How far this gateway has read a source: the last contiguous seq that is durable here (CUR-1)."""
+
+    source_node_id: str
+    epoch: str
+    last_seq: int
+    last_chain: bytes
+    updated_at_ms: int
+
+
+class Subscriber(Struct, frozen=True, kw_only=True):
+    """How far another gateway says it has read this outbox, and until when its word counts (CUR-5)."""
+
+    consumer_node_id: str
+    epoch: str
+    last_seq: int
+    updated_at_ms: int
+    lease_expires_at_ms: int
+
+
+class InboxPosition(Struct, frozen=True, kw_only=True):
+    """`acked_seq` is the last inbox seq up to which everything has an outcome."""
+
+    latest_seq: int
+    acked_seq: int
+
+
+class Compacted(Struct, frozen=True, kw_only=True):
+    """What a compaction removed, and how far both streams are pruned now."""
+
+    outbox_events: int
+    inbox_events: int
+    outbox_floor_seq: int
+    inbox_floor_seq: int
+
+
+class QuarantineEntry(Struct, frozen=True, kw_only=True):
+    source_node_id: str
+    source_seq: int | None
+    event_id: str | None
+    code: str
+    message: str
+    at_ms: int
+    raw: bytes
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """Who did what to what, and within which conversation and session. Never a secret, never content."""
+
+    at_ms: int
+    actor: str
+    action: str
+    subject: str | None = None
+    corr_id: str | None = None
+    session_id: str | None = None
+    detail: dict[str, str | int | bool | None] = {}
+
+
+class Blob(Struct, frozen=True, kw_only=True):
+    """Encrypted content as it is kept: `sha256` is of all its chunks, one after the other."""
+
+    sha256: str
+    size_bytes: int
+    chunk_bytes: int
+    chunks: int
+    complete: bool

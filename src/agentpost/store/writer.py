@@ -1,0 +1,202 @@
+"""The one thread that writes. Whoever waits while it commits shares the next commit: one fsync for all of them.
+
+A caller hands in a piece of work, a function of a `Transaction`, and awaits its result. The thread takes all that is
+waiting, runs it in one transaction and answers everybody after the commit. Work that fails is taken out and the rest
+runs again without it, so nobody pays for another's mistake. No delay is added: alone, a caller commits at once.
+
+After a failed write or sync nothing is retried, since the kernel may have dropped what it could not write: the writer
+stops for good, refuses everything, and says so once (`on_failure`). A full disk is different: the transaction is
+undone, its callers are told, and the next one may succeed.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import ConstraintViolated, Database
+from agentpost.store.transaction import Transaction
+
+__all__ = ["Writer"]
+
+T = TypeVar("T")
+
+_MOST_JOBS_A_COMMIT: Final = 4096
+_CHECKPOINT_AT_PAGES: Final = 1000
+_FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
+
+
+class _Job(Generic[T]):
+    """A piece of work, the future of whoever waits for it, and what came of it."""
+
+    __slots__ = ("error", "future", "result", "work")
+
+    def __init__(self, work: Callable[[Transaction], T], future: "asyncio.Future[T]") -> None:
+        self.work = work
+        self.future = future
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+
+class Writer:
+    """Owns the write connection from the moment it is started until it is stopped."""
+
+    def __init__(
+        self, database: Database, *, transaction: Transaction, on_failure: Callable[[Refusal], None] | None = None
+    ) -> None:
+        self._database = database
+        self._transaction = transaction
+        self._on_failure = on_failure
+        self._waiting: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._failure: Refusal | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="agentpost-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> Refusal | None:
+        """Why the writer gave up, if it did."""
+        return self._failure
+
+    def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
+        """Run `work` in the next transaction. The future is done when that is durable."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self._stopped:
+            future.set_exception(Refusal(Code.UNAVAILABLE, "the store is closed"))
+        elif self._failure is not None:
+            future.set_exception(self._failure)
+        else:
+            self._waiting.put(_Job(work, future))
+        return future
+
+    def stop(self) -> None:
+        """Finish what is waiting, then end the thread. Blocks until it has."""
+        self._stopped = True
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            jobs, more = self._take()
+            if jobs:
+                if self._failure is None:
+                    self._commit(jobs)
+                else:
+                    for job in jobs:
+                        job.error = self._failure
+                _answer(jobs)
+            if self._failure is None and self._database.log_pages >= _CHECKPOINT_AT_PAGES:
+                self._checkpoint()
+
+    def _take(self) -> tuple[list[_Job[Any]], bool]:
+        """Everything that waits, at least one; False beside it when this was the last."""
+        jobs: list[_Job[Any]] = []
+        job = self._waiting.get()
+        try:
+            while job is not None:
+                jobs.append(job)
+                if len(jobs) == _MOST_JOBS_A_COMMIT:
+                    return jobs, True
+                job = self._waiting.get_nowait()
+        except Empty:
+            return jobs, True
+        return jobs, False
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        """Run the jobs in one transaction; if one spoils it, each in its own."""
+        try:
+            if self._try_together(jobs) or len(jobs) == 1:
+                return
+            for job in jobs:
+                job.error = None
+                self._try_together([job])
+        except Refusal as refusal:
+            for job in jobs:
+                job.error = job.error or refusal
+        if self._failure is not None:
+            for job in jobs:
+                job.error = self._failure
+
+    def _try_together(self, jobs: list[_Job[Any]]) -> bool:
+        """True if all that could be done is durable. A job that changed nothing may fail without spoiling it."""
+        transaction = self._transaction
+        job = None
+        try:
+            transaction.begin()
+            for job in jobs:
+                before = transaction.mark()
+                try:
+                    job.result = job.work(transaction)
+                except Exception as error:
+                    job.error = error
+                    if transaction.mark() != before or _is_fatal(error):
+                        raise
+            job = None
+            transaction.commit()
+        except Exception as error:
+            self._undo()
+            if isinstance(error, Refusal) and _is_fatal(error):
+                self._fail(error)
+                raise
+            if job is None:
+                for each in jobs:
+                    each.error = each.error or _as_refusal(error)
+                # A full disk is full for each of them; a broken constraint belongs to one of them.
+                return not isinstance(error, ConstraintViolated)
+            return False
+        return True
+
+    def _undo(self) -> None:
+        try:
+            self._transaction.rollback()
+        except Refusal as refusal:
+            self._fail(refusal)
+
+    def _checkpoint(self) -> None:
+        try:
+            self._database.checkpoint()
+        except Refusal as refusal:
+            # A full disk leaves the log as it is, and the log is enough; anything else is a failing disk.
+            if _is_fatal(refusal):
+                self._fail(refusal)
+
+    def _fail(self, refusal: Refusal) -> None:
+        if self._failure is None:
+            self._failure = refusal
+            if self._on_failure is not None:
+                self._on_failure(refusal)
+
+
+def _is_fatal(error: Exception) -> bool:
+    return isinstance(error, Refusal) and error.code in _FATAL
+
+
+def _as_refusal(error: Exception) -> Exception:
+    if isinstance(error, ConstraintViolated):
+        return Refusal(Code.CONFLICT, f"the store refused it: {error}")
+    return error
+
+
+def _answer(jobs: list[_Job[Any]]) -> None:
+    """Wake the callers, each loop once for all of its jobs."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.future.get_loop(), []).append(job)
+    for loop, done in by_loop.items():
+        # A closed loop has nobody who waits any more, and what was written stays written.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, done)
+
+
+def _resolve(jobs: list[_Job[Any]]) -> None:
+    for job in jobs:
+        if job.future.cancelled():
+            continue
+        if job.error is None:
+            job.future.set_result(job.result)
+        else:
+            job.future.set_exception(job.error)
