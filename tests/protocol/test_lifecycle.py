@@ -1,6 +1,7 @@
 """The delivery lifecycle, against a model of its own, and the record that it moves."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,24 +103,24 @@ def test_every_arrow_is_taken_by_the_signal_it_is_drawn_with(arrow: tuple[str, s
     assert walk(DELIVERY, DeliveryState(before), DeliverySignal(signal)) == (after,)
 
 
-def delivery(**changes: object) -> Delivery:
-    fields: dict[str, object] = {
+def delivery(**changes: Any) -> Delivery:
+    fields: dict[str, Any] = {
         "event_id": EventId("evt_01K2H7Q4ZB9D6XW3T5N8RMVCGA"),
         "to_agent_id": "ann",
         "emitted_at_ms": 1000,
         "due_at_ms": 21_000,
         **changes,
     }
-    return Delivery(**fields)  # type: ignore[arg-type]  # a test's shorthand
+    return Delivery(**fields)
 
 
-def change(signal: DeliverySignal, at_ms: int = 2000, **fields: object) -> Change:
+def change(signal: DeliverySignal, at_ms: int = 2000, **fields: Any) -> Change:
     return Change(
         event_id=EventId("evt_01K2H7Q4ZB9D6XW3T5N8RMVCGA"),
         to_agent_id="ann",
         signal=signal,
         at_ms=at_ms,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

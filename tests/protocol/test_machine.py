@@ -70,7 +70,7 @@ def test_what_is_not_listed_is_refused():
 
 @pytest.mark.parametrize("table", [DELIVERY, TASK, MAILBOX], ids=lambda table: table.name)
 def test_every_state_is_reached_by_signals_alone(table: Table[str, str]):
-    """In each lifecycle the signals lead from the first state to all others, and every other state but an end is left."""
+    """In each lifecycle signals lead from the first state to all others, and out of all but the ends."""
     reached = {table.initial}
     while new := {path[-1] for (state, _), path in table.signals.items() if path and state in reached} - reached:
         reached |= new

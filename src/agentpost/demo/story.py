@@ -57,9 +57,8 @@ async def _story(root: Path, console: Console) -> DemoResult:
     report = await asyncio.to_thread(check_home, homes[SENDER])
     found = report.outbox_last_seq
     missing = len([seq for seq in acknowledged if seq > found])
-    console.print(
-        f"  {found} messages are there, seq 1 to {found} without a hole; {missing} acknowledged ones are missing."
-    )
+    console.print(f"  {found} messages are there, seq 1 to {found}, without a hole.")
+    console.print(f"  Acknowledged and missing: {missing}.")
     console.print(f"  Hash chain over all of them: {'whole' if not report.problems else report.problems[0]}.")
 
     _head(console, 3, "A message, an agent on another machine, and its life as the sender sees it")
@@ -79,6 +78,10 @@ async def _story(root: Path, console: Console) -> DemoResult:
         and unanswered[-1] == DeliveryState.DEAD_LETTER
     )
     console.print()
+    if kept:
+        console.print("[bold green]Nothing acknowledged was lost, and every message has an answer.[/bold green]")
+    else:
+        console.print("[bold red]A promise was broken; the lines above say which.[/bold red]")
     return DemoResult(
         acknowledged=len(acknowledged),
         found_after_crash=found,

@@ -133,25 +133,30 @@ MEANINGS: Final[dict[Code, Meaning]] = {
 class Refusal(Exception):  # noqa: N818 - it is an answer of the protocol, not a fault of the program
     """The one exception of the mesh: a code, a sentence that names the field, nothing changed.
 
-    `field` is the path of what is wrong (`payload.toAgents[0]`), where there is one.
+    `field` is the path of what is wrong (`payload.toAgents[0]`), where there is one; `hint` is what to do about it,
+    where that can be said better than in general.
     """
 
-    def __init__(self, code: Code, message: str, *, field: str | None = None, corr_id: str | None = None) -> None:
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        field: str | None = None,
+        corr_id: str | None = None,
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.field = field
         self.corr_id = corr_id
+        self.hint = MEANINGS[code].hint if hint is None else hint
 
     @property
     def status(self) -> int:
         """The HTTP status of this refusal."""
         return MEANINGS[self.code].status
-
-    @property
-    def hint(self) -> str:
-        """What the caller can do about it."""
-        return MEANINGS[self.code].hint
 
     def to_wire(self) -> dict[str, Any]:
         """The one JSON shape of an error: `{"error": {"code", "message", "hint", "field"?, "corrId"?}}`."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.queries import SQL
+from agentpost.store.rules import check_address, check_blob, check_chunk, expect_blob
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Blob
 
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final = 256 * 1024
-MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
 _TAG_BYTES: Final = 16
 
 
@@ -82,25 +82,14 @@ def _place(part: int, parts: int) -> bytes:
 
 
 def begin_blob(tx: Transaction, described: Blob, at_ms: int) -> None:
-    if described.size_bytes > MAX_BLOB_BYTES:
-        raise Refusal(
-            Code.TOO_LARGE,
-            f"the blob has {described.size_bytes} bytes; {MAX_BLOB_BYTES} is the most",
-            field="sizeBytes",
-        )
-    if described.chunks < 1 or described.chunks != -(-described.size_bytes // described.chunk_bytes):
-        raise Refusal(Code.INVALID_FIELD, "the number of chunks does not fit the size", field="chunks")
+    check_blob(described)
     tx.database.run(
         SQL.begin_blob, (described.sha256, described.size_bytes, described.chunk_bytes, described.chunks, at_ms)
     )
 
 
 def put_chunk(tx: Transaction, sha256: str, part: int, data: bytes) -> None:
-    described = _expect(tx.database, sha256)
-    size = described.chunk_bytes
-    last = described.size_bytes - size * (described.chunks - 1)
-    if not 0 <= part < described.chunks or len(data) != (last if part == described.chunks - 1 else size):
-        raise Refusal(Code.INVALID_FIELD, f"chunk {part} does not fit the blob {sha256}", field="part")
+    check_chunk(_expect(tx.database, sha256), part, data)
     tx.database.run(SQL.put_chunk, (sha256, part, data))
 
 
@@ -109,13 +98,7 @@ def complete_blob(tx: Transaction, sha256: str) -> None:
     described = _expect(tx.database, sha256)
     if described.complete:
         return
-    if missing := missing_chunks(tx.database, sha256):
-        raise Refusal(Code.CONFLICT, f"the blob {sha256} still misses {len(missing)} chunks")
-    digest = hashlib.sha256()
-    for data in _chunks(tx.database, described):
-        digest.update(data)
-    if digest.hexdigest() != sha256:
-        raise Refusal(Code.STORAGE_CORRUPT, f"the bytes fetched for {sha256} are not those of that address")
+    check_address(described, _held(tx.database, sha256), _chunks(tx.database, described))
     tx.database.run(SQL.complete_blob, (sha256,))
 
 
@@ -137,15 +120,16 @@ def chunk(database: Database, sha256: str, part: int) -> bytes | None:
 
 def missing_chunks(database: Database, sha256: str) -> list[int]:
     described = _expect(database, sha256)
-    held = {row[0] for row in database.rows(SQL.held_chunks, (sha256,))}
+    held = set(_held(database, sha256))
     return [part for part in range(described.chunks) if part not in held]
 
 
+def _held(database: Database, sha256: str) -> list[int]:
+    return [row[0] for row in database.rows(SQL.held_chunks, (sha256,))]
+
+
 def _expect(database: Database, sha256: str) -> Blob:
-    described = blob(database, sha256)
-    if described is None:
-        raise Refusal(Code.NOT_FOUND, f"there is no blob {sha256}")
-    return described
+    return expect_blob(blob(database, sha256), sha256)
 
 
 def _chunks(database: Database, described: Blob) -> Iterator[bytes]:

@@ -78,7 +78,7 @@ class Database:
         connection = self._connection
         with translated:
             connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
-            if connection.pragma("application_id") not in (0, _APPLICATION_ID):
+            if not self._is_ours_or_new():
                 raise Refusal(Code.STORAGE_CORRUPT, f"{path} is a database of another program")
             if connection.pragma("journal_mode", "wal") != "wal":
                 raise Refusal(Code.UNAVAILABLE, f"{path} is on a file system that cannot hold a WAL database")
@@ -86,6 +86,13 @@ class Database:
             connection.pragma("journal_size_limit", _LOG_BYTES_KEPT)
         # The writer checkpoints by itself, where it can see a failing disk; SQLite's own hook would swallow that.
         connection.set_wal_hook(self._count_log_pages)
+
+    def _is_ours_or_new(self) -> bool:
+        application_id = self._connection.pragma("application_id")
+        # Most programs leave the id at 0: what has it and is not empty is somebody's.
+        return application_id == _APPLICATION_ID or (
+            application_id == 0 and self.value("SELECT count(*) FROM sqlite_schema") == 0
+        )
 
     def _count_log_pages(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self.log_pages = pages
@@ -159,15 +166,15 @@ class Database:
 
     def copy_to(self, target: Path) -> None:
         """A consistent, compacted copy as of now, durable when this returns. Readers and the writer go on meanwhile."""
-        with translated:
-            self._connection.pragma("query_only", False)
-            self._connection.execute("VACUUM INTO ?", (str(target),))
-        fd = os.open(target, os.O_RDONLY)
+        # Made before SQLite fills it, so that nobody else can read it meanwhile.
+        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            with translated:
+                self._connection.pragma("query_only", False)
+                self._connection.execute("VACUUM INTO ?", (str(target),))
             os.fsync(fd)
         finally:
             os.close(fd)
-        target.chmod(0o600)
 
     def close(self) -> None:
         with translated:
@@ -201,6 +208,8 @@ def _in_our_words(error: apsw.Error) -> Exception:
             return Refusal(Code.UNAVAILABLE, "another program holds the database")
         case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
             return Refusal(Code.STORAGE_FAILED, f"the database cannot be opened: {error}")
+        case apsw.ConnectionClosedError():
+            return Refusal(Code.UNAVAILABLE, "the store is closed")
         case _:
             return error
 

@@ -1,21 +1,22 @@
 """The deliveries table: the sender's view of each recipient. What a signal does is decided by the protocol."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from agentpost.protocol.delivery import Change, Delivery, advance
+from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
+from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
+from agentpost.store.rules import move_deliveries
 from agentpost.store.transaction import Transaction, delivery_row
 
 __all__ = ["apply_changes", "deliveries_of", "due_deliveries", "next_due_at_ms"]
 
 
-def apply_changes(tx: Transaction, changes: Sequence[Change], seqs: dict[EventId, int] | None = None) -> list[Change]:
-    """Move the deliveries that the changes speak of; gives back those that speak of none (orphans).
+def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[EventId, int]) -> list[Change]:
+    """Move the deliveries that the changes speak of; gives back the changes that speak of none (orphans).
 
-    `seqs` are the new places of events that were sent again.
+    `places` are the seqs of the events that this transaction appends along with the changes.
     """
     if not changes:
         return []
@@ -24,24 +25,11 @@ def apply_changes(tx: Transaction, changes: Sequence[Change], seqs: dict[EventId
         (delivery.event_id, delivery.to_agent_id): delivery
         for delivery in _deliveries_of(tx.database, {change.event_id for change in changes})
     }
-    orphans: list[Change] = []
-    moved: dict[tuple[EventId, str], Delivery] = {}
-    for change in changes:
-        key = (change.event_id, change.to_agent_id)
-        delivery = found.get(key)
-        if delivery is None:
-            orphans.append(change)
-            continue
-        after = advance(delivery, change)
-        if after is not delivery:
-            found[key] = moved[key] = after
-    resent = {c.event_id for c in changes if c.signal is DeliverySignal.RESENT} if seqs else set[EventId]()
-    rows = [
-        delivery_row(delivery, seqs[delivery.event_id] if seqs and delivery.event_id in resent else 0)
-        for delivery in moved.values()
-    ]
-    if rows:
-        tx.database.run_many(SQL.replace_delivery, rows)
+    moved, orphans = move_deliveries(found, changes, places)
+    if moved:
+        tx.database.run_many(
+            SQL.replace_delivery, [delivery_row(delivery, delivery.seq) for delivery in moved.values()]
+        )
     return orphans
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.queries import SQL
-from agentpost.store.rules import check_acceptance, unseen
+from agentpost.store.rules import check_acceptance, expect_entry, expect_open_entry, unseen
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     Acceptance,
@@ -45,7 +44,7 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
     new, repeated, acks = _take(tx, batch, unseen(batch, at))
     _quarantine(tx, batch)
-    orphans = apply_changes(tx, batch.changes)
+    orphans = apply_changes(tx, batch.changes, {})
     tx.append(acks)
     tx.database.run(
         SQL.move_cursor,
@@ -130,36 +129,17 @@ def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: in
 
 def settle(tx: Transaction, settlement: Settlement) -> bool:
     """Close a ledger row once; its reply and ACK stand in the outbox if and only if it was this call that closed it."""
-    entry = ledger_entry(tx.database, settlement.event_id, settlement.to_agent_id)
-    if entry is None:
-        raise _unknown(settlement.event_id, settlement.to_agent_id)
+    event_id, to_agent_id = settlement.event_id, settlement.to_agent_id
+    entry = expect_entry(ledger_entry(tx.database, event_id, to_agent_id), event_id, to_agent_id)
     if entry.state is LedgerState.SETTLED:
         return False
     tx.append(settlement.events, settlement.deliveries)
-    tx.database.run(
-        SQL.settle,
-        (
-            settlement.at_ms,
-            settlement.outcome.value,
-            settlement.error,
-            settlement.event_id,
-            settlement.to_agent_id,
-        ),
-    )
+    tx.database.run(SQL.settle, (settlement.at_ms, settlement.outcome.value, settlement.error, event_id, to_agent_id))
     return True
 
 
 def _open_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry:
-    entry = ledger_entry(database, event_id, to_agent_id)
-    if entry is None:
-        raise _unknown(event_id, to_agent_id)
-    if entry.state is LedgerState.SETTLED:
-        raise Refusal(Code.INVALID_TRANSITION, f"{event_id} is settled for {to_agent_id} already")
-    return entry
-
-
-def _unknown(event_id: EventId, to_agent_id: str) -> Refusal:
-    return Refusal(Code.NOT_FOUND, f"{event_id} was never accepted for {to_agent_id}")
+    return expect_open_entry(ledger_entry(database, event_id, to_agent_id), event_id, to_agent_id)
 
 
 def ledger_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:

@@ -40,6 +40,8 @@ def check_home(path: Path, *, progress: Progress | None = None) -> Report:
     """Check the file, the hash chain, the sequence and the references between the tables."""
     database = _open(path)
     try:
+        # One view of the whole file, or a compaction during the check would look like missing events.
+        database.run("BEGIN")
         gateway = database.row(SQL.gateway)
         if gateway is None:
             raise Refusal(Code.STORAGE_CORRUPT, f"{path} does not say which node it belongs to")
@@ -108,9 +110,9 @@ def back_up(path: Path, target: Path) -> int:
     The keys are not part of it: keep a copy of `keys/` where secrets are kept.
     """
     if target.exists():
-        raise Refusal(Code.CONFLICT, f"{target} exists already; a backup never overwrites")
+        raise Refusal(Code.CONFLICT, f"{target} exists already", hint="A backup never overwrites: name a new file.")
     if not target.parent.is_dir():
-        raise Refusal(Code.NOT_FOUND, f"the directory {target.parent} does not exist")
+        raise Refusal(Code.NOT_FOUND, f"the directory {target.parent} does not exist", hint="Make it first.")
     database = _open(path)
     draft = target.with_name(target.name + ".part")
     draft.unlink(missing_ok=True)
@@ -127,7 +129,7 @@ def _open(path: Path) -> Database:
     home = Home(path)
     file = home.database if path.is_dir() else path
     if not file.exists():
-        raise Refusal(Code.NOT_FOUND, f"there is no agentpost home at {path}")
+        raise Refusal(Code.NOT_FOUND, f"there is no agentpost home at {path}", hint="Check the path.")
     database = Database.open_reader(file)
     found = database.schema_version()
     if found > len(migrations()):
@@ -135,5 +137,5 @@ def _open(path: Path) -> Database:
         raise Refusal(Code.SCHEMA_TOO_NEW, f"{path} has schema {found}; this agentpost knows {len(migrations())}")
     if found < len(migrations()):
         database.close()
-        raise Refusal(Code.CONFLICT, f"{path} has the older schema {found}; start the gateway once to bring it up")
+        raise Refusal(Code.CONFLICT, f"{path} has the older schema {found}", hint="Start its gateway once.")
     return database

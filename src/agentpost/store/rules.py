@@ -1,23 +1,40 @@
 """What every store checks before it writes. Pure: SQLite and memory refuse the same things in the same words."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from typing import Final
+
+from msgspec.structs import replace
 
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
+from agentpost.protocol.delivery import Change, Delivery, advance
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.store.values import Acceptance, Cursor, Inbound, Subscriber
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.store.values import Acceptance, Blob, Cursor, Inbound, LedgerEntry, LedgerState, Subscriber
 
 __all__ = [
     "chain_after",
     "check_acceptance",
+    "check_address",
+    "check_blob",
+    "check_chunk",
     "check_own",
     "encode_for_outbox",
+    "expect_blob",
+    "expect_entry",
+    "expect_open_entry",
     "inbox_watermark",
+    "move_deliveries",
+    "orphan_refused",
     "outbox_watermark",
     "replay_hash",
+    "unplaced",
     "unseen",
 ]
+
+MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
 
 
 def chain_after(chain: bytes, body: bytes) -> bytes:
@@ -26,7 +43,7 @@ def chain_after(chain: bytes, body: bytes) -> bytes:
 
 
 def check_own(events: Sequence[Event], node_id: str) -> None:
-    """PIPE-1: an outbox takes only events of its own node that have no place yet."""
+    """PIPE-1: an outbox takes only events of its own node."""
     for event in events:
         if event.source_node_id != node_id:
             raise Refusal(
@@ -48,6 +65,41 @@ def encode_for_outbox(event: Event) -> bytes:
     return body
 
 
+def unplaced(event_id: EventId) -> Refusal:
+    """The answer to a delivery, or a resend, whose event is not appended with it: it would have no place."""
+    return Refusal(Code.NOT_FOUND, f"{event_id} is not among the events appended with its delivery", field="eventId")
+
+
+def move_deliveries(
+    found: Mapping[tuple[EventId, str], Delivery], changes: Sequence[Change], places: Mapping[EventId, int]
+) -> tuple[dict[tuple[EventId, str], Delivery], list[Change]]:
+    """The deliveries that the changes move, as they are afterwards, and the changes that speak of none (orphans).
+
+    `places` are the seqs of events appended along with the changes: whatever is sent again stands at a new one.
+    """
+    moved: dict[tuple[EventId, str], Delivery] = {}
+    orphans: list[Change] = []
+    for change in changes:
+        key = (change.event_id, change.to_agent_id)
+        delivery = moved.get(key) or found.get(key)
+        if delivery is None:
+            orphans.append(change)
+            continue
+        after = advance(delivery, change)
+        if change.signal is DeliverySignal.RESENT:
+            if change.event_id not in places:
+                raise unplaced(change.event_id)
+            after = replace(after, seq=places[change.event_id])
+        if after is not delivery:
+            moved[key] = after
+    return moved, orphans
+
+
+def orphan_refused(change: Change) -> Refusal:
+    """The answer to an append that changes a delivery which does not exist."""
+    return Refusal(Code.NOT_FOUND, f"there is no delivery of {change.event_id} to {change.to_agent_id}")
+
+
 def check_acceptance(batch: Acceptance, cursor: Cursor | None) -> None:
     """Refuse a batch that is not of its source, not in order, or not where the cursor stands (CUR-1, ENV-8)."""
     last_seq = cursor.last_seq if cursor else 0
@@ -62,6 +114,10 @@ def check_acceptance(batch: Acceptance, cursor: Cursor | None) -> None:
             Code.SEQUENCE_GAP,
             f"the batch starts after {batch.after_seq}, but {batch.source_node_id} was read up to {last_seq} only",
             field="afterSeq",
+        )
+    if not 0 <= batch.after_seq <= batch.through_seq:
+        raise Refusal(
+            Code.SEQUENCE_GAP, f"a batch cannot go from {batch.after_seq} to {batch.through_seq}", field="throughSeq"
         )
     previous = batch.after_seq
     for inbound in batch.events:
@@ -86,6 +142,21 @@ def unseen(batch: Acceptance, cursor: Cursor | None) -> tuple[Inbound, ...]:
     if batch.after_seq == last_seq:
         return batch.events
     return tuple(inbound for inbound in batch.events if inbound.event.seq > last_seq)
+
+
+def expect_entry(entry: LedgerEntry | None, event_id: EventId, to_agent_id: str) -> LedgerEntry:
+    """The ledger row, or a refusal if there is none."""
+    if entry is None:
+        raise Refusal(Code.NOT_FOUND, f"{event_id} was never accepted for {to_agent_id}")
+    return entry
+
+
+def expect_open_entry(entry: LedgerEntry | None, event_id: EventId, to_agent_id: str) -> LedgerEntry:
+    """The ledger row, or a refusal if there is none or if it has its outcome already."""
+    entry = expect_entry(entry, event_id, to_agent_id)
+    if entry.state is LedgerState.SETTLED:
+        raise Refusal(Code.INVALID_TRANSITION, f"{event_id} is settled for {to_agent_id} already")
+    return entry
 
 
 def outbox_watermark(
@@ -113,3 +184,45 @@ def inbox_watermark(acked_seq: int, *, retention_events: int) -> int:
 def replay_hash(scope: str, value: str) -> bytes:
     """What the replay guard keeps instead of the value, which may be a secret."""
     return sha256(f"{scope}\0{value}".encode("utf-8", "surrogatepass")).digest()
+
+
+def check_blob(blob: Blob) -> None:
+    """Refuse a description that no blob can have."""
+    if blob.size_bytes > MAX_BLOB_BYTES:
+        raise Refusal(
+            Code.TOO_LARGE, f"the blob has {blob.size_bytes} bytes; {MAX_BLOB_BYTES} is the most", field="sizeBytes"
+        )
+    if blob.chunk_bytes < 1:
+        raise Refusal(Code.INVALID_FIELD, "a chunk has at least one byte", field="chunkBytes")
+    if blob.chunks < 1 or blob.chunks != -(-blob.size_bytes // blob.chunk_bytes):
+        raise Refusal(Code.INVALID_FIELD, "the number of chunks does not fit the size", field="chunks")
+
+
+def expect_blob(blob: Blob | None, sha256: str) -> Blob:
+    """The blob, or a refusal if there is none."""
+    if blob is None:
+        raise Refusal(Code.NOT_FOUND, f"there is no blob {sha256}")
+    return blob
+
+
+def check_chunk(blob: Blob, part: int, data: bytes) -> None:
+    """Refuse a chunk that has no place in the blob, or not the length of its place."""
+    last = blob.size_bytes - blob.chunk_bytes * (blob.chunks - 1)
+    if not 0 <= part < blob.chunks or len(data) != (last if part == blob.chunks - 1 else blob.chunk_bytes):
+        raise Refusal(Code.INVALID_FIELD, f"chunk {part} does not fit the blob {blob.sha256}", field="part")
+
+
+def check_address(blob: Blob, held: Sequence[int], chunks: Iterable[bytes]) -> None:
+    """Refuse to count a blob as there before all its chunks are, or if their bytes are not those of its address.
+
+    What came from elsewhere and is wrong says nothing about this disk, so the code is not `storage_corrupt`.
+    """
+    if len(held) < blob.chunks:
+        raise Refusal(Code.CONFLICT, f"the blob {blob.sha256} still misses {blob.chunks - len(held)} chunks")
+    digest = sha256()
+    for data in chunks:
+        digest.update(data)
+    if digest.hexdigest() != blob.sha256:
+        raise Refusal(
+            Code.INVALID_FIELD, f"the bytes fetched for {blob.sha256} are not those of that address", field="sha256"
+        )

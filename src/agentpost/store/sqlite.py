@@ -18,7 +18,7 @@ from agentpost.store import blobs, compaction, deliveries, inbox
 from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.queries import SQL
-from agentpost.store.rules import replay_hash
+from agentpost.store.rules import orphan_refused, replay_hash
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     CHAIN_START,
@@ -60,6 +60,7 @@ class SqliteStore:
         self._epoch = transaction.epoch
         self._readers = threading.local()
         self._open_readers: list[Database] = []
+        self._closed = False
         self._writer = Writer(writer_database, transaction=transaction, on_failure=on_failure)
 
     @classmethod
@@ -131,7 +132,8 @@ class SqliteStore:
             rows = reader.rows(SQL.outbox_slice, (at, min(_ROWS_A_READ, limit - len(events))))
             for seq, chain, body in rows:
                 size += len(body)
-                if events and size > max_bytes:
+                # A compaction between two reads takes events away; a slice has no hole.
+                if events and (size > max_bytes or seq != events[-1].seq + 1):
                     return OutboxSlice(after_seq=after_seq, floor_seq=self._gateway()[0], events=tuple(events))
                 events.append(StoredEvent(seq=seq, chain=chain, raw=body))
             if len(rows) < _ROWS_A_READ:
@@ -242,7 +244,10 @@ class SqliteStore:
         return blobs.missing_chunks(self._reader(), sha256)
 
     async def close(self) -> None:
-        """Finish what is waiting, then let go of the home."""
+        """Finish what is waiting, then let go of the home. From now on everything is refused."""
+        if self._closed:
+            return
+        self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
@@ -258,6 +263,8 @@ class SqliteStore:
             self._home.unlock()
 
     def _reader(self) -> Database:
+        if self._closed:
+            raise Refusal(Code.UNAVAILABLE, "the store is closed")
         reader: Database | None = getattr(self._readers, "database", None)
         if reader is None:
             reader = Database.open_reader(self._home.database, vfs=self._vfs)
@@ -291,10 +298,10 @@ def _append_and_change(
     tx: Transaction, events: Sequence[Event], new: Sequence[Delivery], changes: Sequence[Change]
 ) -> Appended:
     appended = tx.append(events, new)
-    seqs = {event.event_id: appended.first_seq + place for place, event in enumerate(events)}
-    orphans = deliveries.apply_changes(tx, changes, seqs)
+    places = {event.event_id: seq for seq, event in enumerate(events, appended.first_seq)}
+    orphans = deliveries.apply_changes(tx, changes, places)
     if orphans:
-        raise Refusal(Code.NOT_FOUND, f"there is no delivery of {orphans[0].event_id} to {orphans[0].to_agent_id}")
+        raise orphan_refused(orphans[0])
     return appended
 
 

@@ -13,7 +13,7 @@ from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.queries import SQL
-from agentpost.store.rules import chain_after, check_own, encode_for_outbox
+from agentpost.store.rules import chain_after, check_own, encode_for_outbox, unplaced
 from agentpost.store.values import Appended
 
 __all__ = ["Transaction", "delivery_row"]
@@ -50,7 +50,10 @@ class Transaction:
         # Nothing above has changed anything: an event that cannot be encoded leaves no trace.
         if deliveries:
             places = {row[1]: row[0] for row in rows}
-            self._deliveries += [delivery_row(delivery, places.get(delivery.event_id, 0)) for delivery in deliveries]
+            try:
+                self._deliveries += [delivery_row(delivery, places[delivery.event_id]) for delivery in deliveries]
+            except KeyError as missing:
+                raise unplaced(missing.args[0]) from None
         self._events += rows
         appended = Appended(first_seq=self.seq + 1, last_seq=seq)
         self.seq, self._chain = seq, chain
@@ -90,7 +93,7 @@ def delivery_row(delivery: Delivery, seq: int) -> tuple[object, ...]:
         delivery.to_agent_id,
         delivery.to_node_id,
         delivery.route_decision,
-        seq or delivery.seq,
+        seq,
         delivery.state.value,
         delivery.attempts,
         delivery.due_at_ms,

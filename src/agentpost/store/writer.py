@@ -27,6 +27,8 @@ T = TypeVar("T")
 _MOST_JOBS_A_COMMIT: Final = 4096
 _CHECKPOINT_AT_PAGES: Final = 1000
 _FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
+# After these SQLite may have ended the transaction by itself, with the work of the neighbours in it.
+_SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
 
 
 class _Job(Generic[T]):
@@ -53,6 +55,8 @@ class Writer:
         self._waiting: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._failure: Refusal | None = None
         self._stopped = False
+        # Between "not stopped" and the queue there must be no stop: nobody would answer what is put in after it.
+        self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="agentpost-writer", daemon=True)
         self._thread.start()
 
@@ -64,18 +68,20 @@ class Writer:
     def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
         """Run `work` in the next transaction. The future is done when that is durable."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if self._stopped:
-            future.set_exception(Refusal(Code.UNAVAILABLE, "the store is closed"))
-        elif self._failure is not None:
-            future.set_exception(self._failure)
-        else:
-            self._waiting.put(_Job(work, future))
+        with self._gate:
+            if self._stopped:
+                future.set_exception(Refusal(Code.UNAVAILABLE, "the store is closed"))
+            elif self._failure is not None:
+                future.set_exception(self._failure)
+            else:
+                self._waiting.put(_Job(work, future))
         return future
 
     def stop(self) -> None:
         """Finish what is waiting, then end the thread. Blocks until it has."""
-        self._stopped = True
-        self._waiting.put(None)
+        with self._gate:
+            self._stopped = True
+            self._waiting.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -108,21 +114,15 @@ class Writer:
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:
         """Run the jobs in one transaction; if one spoils it, each in its own."""
-        try:
-            if self._try_together(jobs) or len(jobs) == 1:
-                return
-            for job in jobs:
-                job.error = None
+        if self._try_together(jobs):
+            return
+        for job in jobs:
+            job.error = self._failure
+            if self._failure is None:
                 self._try_together([job])
-        except Refusal as refusal:
-            for job in jobs:
-                job.error = job.error or refusal
-        if self._failure is not None:
-            for job in jobs:
-                job.error = self._failure
 
     def _try_together(self, jobs: list[_Job[Any]]) -> bool:
-        """True if all that could be done is durable. A job that changed nothing may fail without spoiling it."""
+        """Whether each job has its answer. A job that changed nothing may fail without spoiling the others."""
         transaction = self._transaction
         job = None
         try:
@@ -132,22 +132,21 @@ class Writer:
                 try:
                     job.result = job.work(transaction)
                 except Exception as error:
-                    job.error = error
-                    if transaction.mark() != before or _is_fatal(error):
+                    job.error = _as_refusal(error)
+                    if transaction.mark() != before or _has_code(error, _SPOILS_ALL):
                         raise
             job = None
             transaction.commit()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
             self._undo()
-            if isinstance(error, Refusal) and _is_fatal(error):
+            if isinstance(error, Refusal) and error.code in _FATAL:
                 self._fail(error)
-                raise
-            if job is None:
-                for each in jobs:
-                    each.error = each.error or _as_refusal(error)
-                # A full disk is full for each of them; a broken constraint belongs to one of them.
-                return not isinstance(error, ConstraintViolated)
-            return False
+            # A full disk is full for all of them; whatever else a commit fails for belongs to one of them.
+            of_one = job is not None or not isinstance(error, Refusal)
+            if of_one and len(jobs) > 1 and self._failure is None:
+                return False
+            for each in jobs:
+                each.error = each.error or self._failure or _as_refusal(error)
         return True
 
     def _undo(self) -> None:
@@ -161,7 +160,7 @@ class Writer:
             self._database.checkpoint()
         except Refusal as refusal:
             # A full disk leaves the log as it is, and the log is enough; anything else is a failing disk.
-            if _is_fatal(refusal):
+            if refusal.code in _FATAL:
                 self._fail(refusal)
 
     def _fail(self, refusal: Refusal) -> None:
@@ -171,8 +170,8 @@ class Writer:
                 self._on_failure(refusal)
 
 
-def _is_fatal(error: Exception) -> bool:
-    return isinstance(error, Refusal) and error.code in _FATAL
+def _has_code(error: Exception, codes: frozenset[Code]) -> bool:
+    return isinstance(error, Refusal) and error.code in codes
 
 
 def _as_refusal(error: Exception) -> Exception:

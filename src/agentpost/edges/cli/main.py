@@ -51,6 +51,7 @@ HomeOption = Annotated[
         show_default=False,
     ),
 ]
+_SAY_WHICH = "Say which one with --home, or in AGENTPOST_HOME."
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each measurement; the best one counts.")]
 
 
@@ -87,7 +88,7 @@ def errors(
     """Every code that a refusal can have, and what to do about it."""
     wanted = list(MEANINGS) if code is None else [found for found in MEANINGS if found.value == code]
     if not wanted:
-        raise Refusal(Code.NOT_FOUND, f"there is no error code {code}; `agentpost errors` lists them all")
+        raise Refusal(Code.NOT_FOUND, f"there is no error code {code}", hint="Run `agentpost errors` to see them all.")
     if output is Format.JSON:
         print_json([{"code": c.value, "status": MEANINGS[c].status, "hint": MEANINGS[c].hint} for c in wanted])
         return
@@ -172,9 +173,9 @@ def _home(given: Path | None) -> Path:
     if len(homes) == 1:
         return homes[0]
     if not homes:
-        raise Refusal(Code.NOT_FOUND, f"there is no home in {parent}; say which one with --home")
+        raise Refusal(Code.NOT_FOUND, f"there is no home in {parent}", hint=_SAY_WHICH)
     names = ", ".join(path.name for path in homes)
-    raise Refusal(Code.NOT_FOUND, f"{parent} holds several homes ({names}); say which one with --home")
+    raise Refusal(Code.NOT_FOUND, f"{parent} holds several homes: {names}", hint=_SAY_WHICH)
 
 
 def main() -> None:
