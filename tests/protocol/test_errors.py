@@ -7,7 +7,7 @@ import pytest
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 
 # The codes that the rules name together with their status.
-STATUS_OF = {
+OF_A_RULE = {
     "ROUTE-4": {"invalid_targets": 400},
     "ROUTE-5": {"no_route": 400},
     "ROUTE-6": {"missing_route_fields": 400},
@@ -26,17 +26,18 @@ STATUS_OF = {
         "node_proof_invalid": 401,
         "rate_limited": 429,
     },
-    "EXT-2": {
-        "invalid_invite": 401,
-        "expired_invite": 401,
-        "invite_used": 409,
-        "invalid_access_token": 401,
-        "expired_access_token": 401,
-        "invalid_refresh_token": 401,
-        "rate_limited": 429,
-    },
-    "EXT-4": {"replay_detected": 409},
-    "EXT-5": {"scope_denied": 403},
+}
+# What an external agent can be told.
+OF_EXTERNAL_AGENTS = {
+    "invalid_invite": 401,
+    "expired_invite": 401,
+    "invite_used": 409,
+    "scope_denied": 403,
+    "invalid_access_token": 401,
+    "expired_access_token": 401,
+    "invalid_refresh_token": 401,
+    "replay_detected": 409,
+    "rate_limited": 429,
 }
 
 
@@ -44,12 +45,18 @@ STATUS_OF = {
     ("code", "status"),
     [
         pytest.param(code, status, marks=pytest.mark.req(rule), id=f"{rule} {code}")
-        for rule, statuses in STATUS_OF.items()
+        for rule, statuses in OF_A_RULE.items()
         for code, status in statuses.items()
     ],
 )
 def test_a_refusal_has_the_status_of_its_rule(code: str, status: int):
     """Where a rule names a refusal with its HTTP status, that is the status it has."""
+    assert Refusal(Code(code), "no").status == status
+
+
+@pytest.mark.parametrize(("code", "status"), OF_EXTERNAL_AGENTS.items())
+def test_an_external_agent_is_told_the_protocols_status(code: str, status: int):
+    """Each refusal of an external agent has the HTTP status that the protocol gives it."""
     assert Refusal(Code(code), "no").status == status
 
 

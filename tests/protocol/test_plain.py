@@ -15,8 +15,6 @@ from agentpost.protocol.payloads import Priority
 from agentpost.protocol.plain import MAX_DEPTH, check_plain
 from tests.protocol.strategies import plain_values
 
-pytestmark = pytest.mark.req("ENV-6")
-
 
 def refusal(value: Any, field: str = "payload.context") -> Refusal:
     with pytest.raises(Refusal) as caught:
@@ -31,6 +29,7 @@ def nested(levels: int, *, in_objects: bool = False) -> Any:
     return value
 
 
+@pytest.mark.req("ENV-6")
 @given(plain_values)
 def test_what_may_travel_travels_in_both_formats(value: Any):
     """A value that is let through can be written as JSON and as msgpack, and is read back the same."""
@@ -135,8 +134,8 @@ def test_every_value_is_let_through_or_refused(value: Any):
     """Whatever a program hands over is let through and can then be written, or is refused."""
     try:
         check_plain(value, field="payload.context")
-    except Refusal as refusal:
-        refused = refusal
+    except Refusal as error:
+        refused = error
     else:
         refused = None
     if refused is not None:

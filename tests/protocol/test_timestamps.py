@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import format_ms, is_timestamp, parse_ms
 
-pytestmark = pytest.mark.req("ENV-4")
-
 LAST_MS = 253_402_300_799_999
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 GOOD = "2026-02-25T16:22:10.123Z"

@@ -12,7 +12,6 @@ from agentpost.protocol.envelope import Event, check
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import corr_id_of
 from agentpost.protocol.payloads import Kind
-from agentpost.protocol.plain import check_plain
 from agentpost.protocol.skim import array_items, map_items
 
 __all__ = [
@@ -270,11 +269,13 @@ def _not_unicode(event: Event) -> Refusal:
     """The refusal of an event, built in this process, with text that no UTF-8 can carry; it names the field."""
     fields = _with_unknown(event, bytes_as_text=True)
     payload: dict[str, Any] = fields.pop("payload")
-    try:
-        check_plain(fields, field="")
-        check_plain(payload, field="payload")
-    except Refusal as refusal:
-        return refusal
+    for name, value in [*fields.items(), *((f"payload.{name}", value) for name, value in payload.items())]:
+        try:
+            _json_encoder.encode({name: value})
+        except UnicodeEncodeError:
+            # The name itself may be what cannot be said.
+            place = name.encode(errors="backslashreplace").decode()
+            return Refusal(Code.INVALID_FIELD, f"{place} has text that is not Unicode", field=place)
     return Refusal(Code.INVALID_FIELD, "the event has text that is not Unicode", field="event")
 
 

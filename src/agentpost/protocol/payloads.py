@@ -81,7 +81,16 @@ def written(default: T) -> T:
     return field(default_factory=lambda: default)
 
 
-class Contract(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+# gc=False: these hold no cycles, and millions of them need not be looked at by the collector.
+class Contract(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename="camel",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,
+):
     """The base of every contract: immutable, named fields, camelCase on the wire."""
 
 

@@ -11,6 +11,7 @@ sqlite        the store on a disk: joins the parts below
   compaction, blobs   pruning; large content
   queries, sql/, migrations/   the SQL, by name and by version
 memory        the same store without a disk, for tests and simulation
+  memory_keeping      its replay guard, audit log and blobs
 integrity     check and back up a home while its gateway runs
 rules         what both stores refuse, and why
 """

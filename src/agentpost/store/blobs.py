@@ -66,6 +66,8 @@ def open_blob(chunks: Sequence[bytes], key: bytes) -> bytes:
     """The content, or a refusal if a single bit of it, or the order or number of its chunks, is not what was sealed."""
     cipher = AESGCM(key)
     try:
+        if not chunks:
+            raise InvalidTag  # even empty content is sealed as one chunk
         return b"".join(
             cipher.decrypt(_nonce(part), data, _place(part, len(chunks))) for part, data in enumerate(chunks)
         )

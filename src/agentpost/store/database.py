@@ -8,7 +8,7 @@ failed one cannot (`Refusal` with `storage_failed`).
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -48,8 +48,8 @@ class Database:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self.log_pages = 0
-        # How many rows this connection has changed so far. Asked for with every job, so it is not wrapped.
-        self.changes: Callable[[], int] = connection.total_changes
+        # Grows with everything that is, or is about to be, written.
+        self.writes = 0
 
     @classmethod
     def open_writer(cls, path: Path, *, vfs: str | None = None, synchronous: str = "FULL") -> "Database":
@@ -61,7 +61,7 @@ class Database:
         try:
             database._prepare(path, synchronous)
         except BaseException:
-            connection.close(True)
+            database.abandon()
             raise
         return database
 
@@ -134,10 +134,12 @@ class Database:
             self.run("ROLLBACK")
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> None:
+        self.writes += 1
         with translated:
             self._connection.execute(sql, values)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        self.writes += 1
         with translated:
             self._connection.executemany(sql, rows)
 
@@ -158,6 +160,10 @@ class Database:
         """The rows of a statement whose one parameter is a list of texts; no key, no row."""
         return self.rows(sql, (apsw.carray(tuple(keys)),)) if keys else []
 
+    def changed_rows(self) -> int:
+        """How many rows this connection has changed so far."""
+        return self._connection.total_changes()
+
     def checkpoint(self) -> None:
         """Move what the log holds into the database file, as far as no reader needs the log."""
         with translated:
@@ -177,7 +183,14 @@ class Database:
             os.close(fd)
 
     def close(self) -> None:
+        """Let go of the file. The last one to do so moves the log into it, and what goes wrong there is not told."""
         with translated:
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Let go of the file without another write: the log stays beside it for the next start."""
+        with translated:
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             self._connection.close()
 
 

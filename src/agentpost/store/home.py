@@ -8,7 +8,7 @@ from typing import Final
 
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["Home", "write_private"]
+__all__ = ["Home", "sync_directory", "write_private"]
 
 _DATABASE: Final = "agentpost.db"
 _LOCK: Final = "gateway.lock"
@@ -77,8 +77,13 @@ def write_private(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable: a file that was just made or renamed is still there after a power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        os.fsync(fd)
     finally:
-        os.close(directory)
+        os.close(fd)

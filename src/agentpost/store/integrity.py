@@ -12,7 +12,7 @@ from msgspec import Struct
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
-from agentpost.store.home import Home
+from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL, migrations
 from agentpost.store.rules import chain_after
 
@@ -119,6 +119,7 @@ def back_up(path: Path, target: Path) -> int:
     try:
         database.copy_to(draft)
         draft.rename(target)
+        sync_directory(target.parent)
     finally:
         draft.unlink(missing_ok=True)
         database.close()

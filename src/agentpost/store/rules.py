@@ -42,16 +42,15 @@ def chain_after(chain: bytes, body: bytes) -> bytes:
     return sha256(chain + body).digest()
 
 
-def check_own(events: Sequence[Event], node_id: str) -> None:
+def check_own(event: Event, node_id: str) -> None:
     """PIPE-1: an outbox takes only events of its own node."""
-    for event in events:
-        if event.source_node_id != node_id:
-            raise Refusal(
-                Code.FOREIGN_SOURCE,
-                f"the outbox of {node_id} does not take events of {event.source_node_id}",
-                field="sourceNodeId",
-                corr_id=event.corr_id,
-            )
+    if event.source_node_id != node_id:
+        raise Refusal(
+            Code.FOREIGN_SOURCE,
+            f"the outbox of {node_id} does not take events of {event.source_node_id}",
+            field="sourceNodeId",
+            corr_id=event.corr_id,
+        )
 
 
 def encode_for_outbox(event: Event) -> bytes:

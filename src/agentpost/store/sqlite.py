@@ -89,7 +89,8 @@ class SqliteStore:
                 _claim(database, node_id=node_id, epoch=epoch, now_ms=now_ms)
                 return cls(home, database, vfs=vfs, on_failure=on_failure)
             except BaseException:
-                database.close()
+                # It may be a failing disk or a newer schema: either way the file is left as it was found.
+                database.abandon()
                 raise
         except BaseException:
             home.unlock()
@@ -255,12 +256,24 @@ class SqliteStore:
             self._writer.stop()
             for reader in self._open_readers:
                 reader.close()
-            # A failed disk has nothing left to say; the last words of a good one are heard.
-            if self._writer.failure is None:
-                self._database.checkpoint()
-            self._database.close()
+            self._close_database()
         finally:
             self._home.unlock()
+
+    def _close_database(self) -> None:
+        """Leave no log behind, unless the disk is failing or full: then not one write more, and the log is enough."""
+        if self._writer.failure is not None:
+            self._database.abandon()
+            return
+        try:
+            self._database.checkpoint()
+        except Refusal as refusal:
+            self._database.abandon()
+            # The disk has failed only now, so nobody has heard of it yet.
+            if refusal.code in {Code.STORAGE_FAILED, Code.STORAGE_CORRUPT}:
+                raise
+        else:
+            self._database.close()
 
     def _reader(self) -> Database:
         if self._closed:
@@ -307,6 +320,6 @@ def _append_and_change(
 
 def _remember_once(tx: Transaction, scope: str, value: str, now_ms: int, expires_at_ms: int) -> bool:
     tx.database.run(SQL.forget_expired, (now_ms,))
-    before = tx.database.changes()
+    before = tx.database.changed_rows()
     tx.database.run(SQL.remember_once, (scope, replay_hash(scope, value), expires_at_ms))
-    return tx.database.changes() != before
+    return tx.database.changed_rows() != before

@@ -39,10 +39,10 @@ class Transaction:
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
-        check_own(events, self.node_id)
-        seq, chain = self.seq, self._chain
+        seq, chain, node_id = self.seq, self._chain, self.node_id
         rows: list[tuple[int, str, bytes, bytes]] = []
         for event in events:
+            check_own(event, node_id)
             seq += 1
             body = encode_for_outbox(replace(event, seq=seq))
             chain = chain_after(chain, body)
@@ -55,6 +55,7 @@ class Transaction:
             except KeyError as missing:
                 raise unplaced(missing.args[0]) from None
         self._events += rows
+        self.database.writes += 1
         appended = Appended(first_seq=self.seq + 1, last_seq=seq)
         self.seq, self._chain = seq, chain
         return appended
@@ -67,10 +68,6 @@ class Transaction:
         if self._deliveries:
             self.database.run_many(SQL.add_delivery, self._deliveries)
             self._deliveries = []
-
-    def mark(self) -> int:
-        """Grows whenever this transaction has something to write that it had not before."""
-        return len(self._events) + len(self._deliveries) + self.inbox_seq + self.database.changes()
 
     def begin(self) -> None:
         self.database.begin()

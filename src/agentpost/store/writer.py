@@ -14,7 +14,9 @@ import contextlib
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import ConstraintViolated, Database
@@ -31,16 +33,13 @@ _FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
 _SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
 
 
-class _Job(Generic[T]):
+class _Job(Struct, eq=False, gc=False):
     """A piece of work, the future of whoever waits for it, and what came of it."""
 
-    __slots__ = ("error", "future", "result", "work")
-
-    def __init__(self, work: Callable[[Transaction], T], future: "asyncio.Future[T]") -> None:
-        self.work = work
-        self.future = future
-        self.result: T | None = None
-        self.error: Exception | None = None
+    work: Callable[[Transaction], Any]
+    future: "asyncio.Future[Any]"
+    result: Any = None
+    error: Exception | None = None
 
 
 class Writer:
@@ -52,7 +51,7 @@ class Writer:
         self._database = database
         self._transaction = transaction
         self._on_failure = on_failure
-        self._waiting: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Job | None] = SimpleQueue()
         self._failure: Refusal | None = None
         self._stopped = False
         # Between "not stopped" and the queue there must be no stop: nobody would answer what is put in after it.
@@ -98,9 +97,9 @@ class Writer:
             if self._failure is None and self._database.log_pages >= _CHECKPOINT_AT_PAGES:
                 self._checkpoint()
 
-    def _take(self) -> tuple[list[_Job[Any]], bool]:
+    def _take(self) -> tuple[list[_Job], bool]:
         """Everything that waits, at least one; False beside it when this was the last."""
-        jobs: list[_Job[Any]] = []
+        jobs: list[_Job] = []
         job = self._waiting.get()
         try:
             while job is not None:
@@ -112,7 +111,7 @@ class Writer:
             return jobs, True
         return jobs, False
 
-    def _commit(self, jobs: list[_Job[Any]]) -> None:
+    def _commit(self, jobs: list[_Job]) -> None:
         """Run the jobs in one transaction; if one spoils it, each in its own."""
         if self._try_together(jobs):
             return
@@ -121,19 +120,19 @@ class Writer:
             if self._failure is None:
                 self._try_together([job])
 
-    def _try_together(self, jobs: list[_Job[Any]]) -> bool:
+    def _try_together(self, jobs: list[_Job]) -> bool:
         """Whether each job has its answer. A job that changed nothing may fail without spoiling the others."""
-        transaction = self._transaction
+        transaction, database = self._transaction, self._database
         job = None
         try:
             transaction.begin()
             for job in jobs:
-                before = transaction.mark()
+                before = database.writes
                 try:
                     job.result = job.work(transaction)
                 except Exception as error:
                     job.error = _as_refusal(error)
-                    if transaction.mark() != before or _has_code(error, _SPOILS_ALL):
+                    if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
                         raise
             job = None
             transaction.commit()
@@ -170,28 +169,23 @@ class Writer:
                 self._on_failure(refusal)
 
 
-def _has_code(error: Exception, codes: frozenset[Code]) -> bool:
-    return isinstance(error, Refusal) and error.code in codes
-
-
 def _as_refusal(error: Exception) -> Exception:
     if isinstance(error, ConstraintViolated):
         return Refusal(Code.CONFLICT, f"the store refused it: {error}")
     return error
 
 
-def _answer(jobs: list[_Job[Any]]) -> None:
+def _answer(jobs: list[_Job]) -> None:
     """Wake the callers, each loop once for all of its jobs."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
-    for job in jobs:
-        by_loop.setdefault(job.future.get_loop(), []).append(job)
-    for loop, done in by_loop.items():
+    loops = {job.future.get_loop() for job in jobs}
+    for loop in loops:
+        done = jobs if len(loops) == 1 else [job for job in jobs if job.future.get_loop() is loop]
         # A closed loop has nobody who waits any more, and what was written stays written.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, done)
 
 
-def _resolve(jobs: list[_Job[Any]]) -> None:
+def _resolve(jobs: list[_Job]) -> None:
     for job in jobs:
         if job.future.cancelled():
             continue

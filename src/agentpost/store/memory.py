@@ -1,0 +1,347 @@
+"""The store without a disk, for tests and simulation: dicts and lists, one caller at a time, no thread and no clock.
+
+It decides nothing by itself. What is refused, and what follows from what, comes from `rules` and the protocol, as it
+does for SQLite. Every write first works out all that it will change and then changes it, so a refusal leaves no trace.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.store import rules
+from agentpost.store.memory_keeping import MemoryKeeping
+from agentpost.store.values import (
+    CHAIN_START,
+    Acceptance,
+    Accepted,
+    Appended,
+    BacklogItem,
+    Compacted,
+    Cursor,
+    Head,
+    Inbound,
+    InboxPosition,
+    LedgerEntry,
+    LedgerState,
+    OutboxSlice,
+    QuarantineEntry,
+    Settlement,
+    StoredEvent,
+    Subscriber,
+)
+
+__all__ = ["MemoryStore"]
+
+Pair = tuple[EventId, str]
+
+_UNACCEPTED = frozenset({DeliveryState.EMITTED, DeliveryState.RETRY_PENDING})
+
+
+class MemoryStore(MemoryKeeping):
+    """Implements `Store`. What it holds is gone when it is."""
+
+    def __init__(self, *, node_id: str, epoch: str) -> None:
+        super().__init__()
+        self._node_id = node_id
+        self._epoch = epoch
+        # The event with seq n stands at n - 1 - floor, in both streams.
+        self._outbox: list[StoredEvent] = []
+        self._outbox_floor = Head(seq=0, chain=CHAIN_START)
+        self._places: dict[EventId, int] = {}
+        self._deliveries: dict[Pair, Delivery] = {}
+        self._recipients: dict[EventId, list[str]] = {}
+        self._inbox: list[tuple[str, Inbound]] = []
+        self._inbox_floor_seq = 0
+        self._inbox_places: dict[EventId, int] = {}
+        self._ledger: dict[Pair, LedgerEntry] = {}
+        self._open: dict[Pair, int] = {}
+        self._cursors: dict[str, Cursor] = {}
+        self._subscribers: dict[str, Subscriber] = {}
+        self._quarantine: list[QuarantineEntry] = []
+
+    @property
+    def node_id(self) -> str:
+        return self._node_id
+
+    @property
+    def epoch(self) -> str:
+        return self._epoch
+
+    # The outbox and its deliveries
+
+    async def append(
+        self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+    ) -> Appended:
+        self._check_open()
+        stored, places = self._stored(events)
+        added = self._added(deliveries, places)
+        moved, orphans = rules.move_deliveries({**self._found(changes), **added}, changes, places)
+        if orphans:
+            raise rules.orphan_refused(orphans[0])
+        first_seq = self.head().seq + 1
+        self._write(stored, places, {**added, **moved})
+        return Appended(first_seq=first_seq, last_seq=self.head().seq)
+
+    def _stored(self, events: Sequence[Event]) -> tuple[list[StoredEvent], dict[EventId, int]]:
+        """The events as they will stand in the outbox, and where."""
+        seq, chain = self.head().seq, self.head().chain
+        stored: list[StoredEvent] = []
+        for event in events:
+            rules.check_own(event, self._node_id)
+            seq += 1
+            raw = rules.encode_for_outbox(replace(event, seq=seq))
+            chain = rules.chain_after(chain, raw)
+            stored.append(StoredEvent(seq=seq, chain=chain, raw=raw))
+        return stored, {event.event_id: at.seq for event, at in zip(events, stored, strict=True)}
+
+    def _added(self, deliveries: Sequence[Delivery], places: Mapping[EventId, int]) -> dict[Pair, Delivery]:
+        added: dict[Pair, Delivery] = {}
+        for delivery in deliveries:
+            if delivery.event_id not in places:
+                raise rules.unplaced(delivery.event_id)
+            pair = (delivery.event_id, delivery.to_agent_id)
+            if pair in self._deliveries or pair in added:
+                raise Refusal(Code.CONFLICT, f"there is a delivery of {pair[0]} to {pair[1]} already")
+            added[pair] = replace(delivery, seq=places[delivery.event_id])
+        return added
+
+    def _found(self, changes: Sequence[Change]) -> dict[Pair, Delivery]:
+        pairs = ((change.event_id, change.to_agent_id) for change in changes)
+        return {pair: self._deliveries[pair] for pair in pairs if pair in self._deliveries}
+
+    def _write(
+        self, stored: list[StoredEvent], places: Mapping[EventId, int], deliveries: Mapping[Pair, Delivery]
+    ) -> None:
+        self._outbox += stored
+        self._places.update(places)
+        for (event_id, to_agent_id), delivery in deliveries.items():
+            if (event_id, to_agent_id) not in self._deliveries:
+                self._recipients.setdefault(event_id, []).append(to_agent_id)
+            self._deliveries[event_id, to_agent_id] = delivery
+
+    def head(self) -> Head:
+        self._check_open()
+        if not self._outbox:
+            return self._outbox_floor
+        return Head(seq=self._outbox[-1].seq, chain=self._outbox[-1].chain)
+
+    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
+        self._check_open()
+        floor_seq = self._outbox_floor.seq
+        start = max(after_seq - floor_seq, 0)
+        events: list[StoredEvent] = []
+        size = 0
+        for stored in self._outbox[start : start + limit]:
+            size += len(stored.raw)
+            if events and size > max_bytes:
+                break
+            events.append(stored)
+        return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
+
+    def find_event(self, event_id: EventId) -> StoredEvent | None:
+        self._check_open()
+        seq = self._places.get(event_id)
+        return None if seq is None else self._outbox[seq - 1 - self._outbox_floor.seq]
+
+    def deliveries_of(self, event_id: EventId) -> list[Delivery]:
+        self._check_open()
+        return [self._deliveries[event_id, agent_id] for agent_id in sorted(self._recipients.get(event_id, ()))]
+
+    def due_deliveries(self, now_ms: int, *, limit: int = 256) -> list[Delivery]:
+        due = [(due_at_ms, delivery) for due_at_ms, delivery in self._timers() if due_at_ms <= now_ms]
+        due.sort(key=lambda timer: (timer[0], timer[1].event_id, timer[1].to_agent_id))
+        return [delivery for _, delivery in due[:limit]]
+
+    def next_due_at_ms(self) -> int | None:
+        return min((due_at_ms for due_at_ms, _ in self._timers()), default=None)
+
+    def _timers(self) -> Iterable[tuple[int, Delivery]]:
+        self._check_open()
+        return ((each.due_at_ms, each) for each in self._deliveries.values() if each.due_at_ms is not None)
+
+    # The inbox and its ledger
+
+    async def accept(self, batch: Acceptance) -> Accepted:
+        self._check_open()
+        at = self.cursor(batch.source_node_id)
+        rules.check_acceptance(batch, at)
+        if at is not None and batch.through_seq <= at.last_seq:
+            repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
+            return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
+        new, repeated, taken = self._sorted_out(rules.unseen(batch, at))
+        moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
+        stored, places = self._stored(list(new.values()))
+
+        self._write(stored, places, moved)
+        self._take(batch, taken, new)
+        self._quarantine += [
+            QuarantineEntry(
+                source_node_id=batch.source_node_id,
+                source_seq=bad.seq,
+                event_id=bad.event_id,
+                code=bad.refusal.code.value,
+                message=bad.refusal.message,
+                at_ms=batch.at_ms,
+                raw=bad.raw,
+            )
+            for bad in batch.unreadable
+        ]
+        self._cursors[batch.source_node_id] = Cursor(
+            source_node_id=batch.source_node_id,
+            epoch=batch.source_epoch,
+            last_seq=batch.through_seq,
+            last_chain=batch.through_chain,
+            updated_at_ms=batch.at_ms,
+        )
+        return Accepted(new=tuple(new), repeated=tuple(repeated), orphans=tuple(orphans), cursor_seq=batch.through_seq)
+
+    def _sorted_out(self, events: Sequence[Inbound]) -> tuple[dict[Pair, Event], list[Pair], dict[EventId, Inbound]]:
+        """The pairs that are new, each with its ACK; those that are known; the events that the inbox has to take."""
+        new: dict[Pair, Event] = {}
+        repeated: list[Pair] = []
+        taken: dict[EventId, Inbound] = {}
+        for inbound in events:
+            event_id = inbound.event.event_id
+            for agent_id, ack in inbound.acks.items():
+                if (event_id, agent_id) in self._ledger or (event_id, agent_id) in new:
+                    repeated.append((event_id, agent_id))
+                    continue
+                new[event_id, agent_id] = ack
+                if event_id not in self._inbox_places:
+                    taken.setdefault(event_id, inbound)
+        return new, repeated, taken
+
+    def _take(self, batch: Acceptance, taken: Mapping[EventId, Inbound], new: Iterable[Pair]) -> None:
+        for event_id, inbound in taken.items():
+            self._inbox.append((batch.source_node_id, inbound))
+            self._inbox_places[event_id] = self._inbox_floor_seq + len(self._inbox)
+        for pair in new:
+            self._keep(
+                LedgerEntry(
+                    event_id=pair[0],
+                    to_agent_id=pair[1],
+                    inbox_seq=self._inbox_places[pair[0]],
+                    state=LedgerState.QUEUED,
+                    accepted_at_ms=batch.at_ms,
+                )
+            )
+
+    def _keep(self, entry: LedgerEntry) -> None:
+        pair = (entry.event_id, entry.to_agent_id)
+        self._ledger[pair] = entry
+        if entry.state is LedgerState.SETTLED:
+            del self._open[pair]
+        else:
+            self._open[pair] = entry.inbox_seq
+
+    async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
+        entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        attempts = entry.attempts + 1
+        self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
+        return attempts
+
+    async def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> None:
+        entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        self._keep(replace(entry, state=LedgerState.QUEUED, due_at_ms=due_at_ms, error=error))
+
+    async def settle(self, settlement: Settlement) -> bool:
+        event_id, to_agent_id = settlement.event_id, settlement.to_agent_id
+        entry = rules.expect_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        if entry.state is LedgerState.SETTLED:
+            return False
+        stored, places = self._stored(settlement.events)
+        self._write(stored, places, self._added(settlement.deliveries, places))
+        self._keep(
+            replace(
+                entry,
+                state=LedgerState.SETTLED,
+                settled_at_ms=settlement.at_ms,
+                outcome=settlement.outcome,
+                error=settlement.error,
+            )
+        )
+        return True
+
+    def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
+        self._check_open()
+        found = sorted((seq, pair) for pair, seq in self._open.items() if pair[1] == to_agent_id)
+        return [self._backlog_item(self._ledger[pair]) for seq, pair in found if seq > after_inbox_seq][:limit]
+
+    def _backlog_item(self, entry: LedgerEntry) -> BacklogItem:
+        source_node_id, inbound = self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq]
+        return BacklogItem(entry=entry, source_node_id=source_node_id, source_seq=inbound.event.seq, raw=inbound.raw)
+
+    def ledger_entry(self, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:
+        self._check_open()
+        return self._ledger.get((event_id, to_agent_id))
+
+    def inbox_position(self) -> InboxPosition:
+        self._check_open()
+        latest_seq = self._inbox_floor_seq + len(self._inbox)
+        return InboxPosition(latest_seq=latest_seq, acked_seq=min(self._open.values(), default=latest_seq + 1) - 1)
+
+    def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]:
+        self._check_open()
+        return self._quarantine[:limit]
+
+    # Cursors and compaction
+
+    def cursor(self, source_node_id: str) -> Cursor | None:
+        self._check_open()
+        return self._cursors.get(source_node_id)
+
+    def cursors(self) -> list[Cursor]:
+        self._check_open()
+        return [self._cursors[node_id] for node_id in sorted(self._cursors)]
+
+    async def note_subscriber(self, subscriber: Subscriber) -> None:
+        self._check_open()
+        self._subscribers[subscriber.consumer_node_id] = subscriber
+
+    def subscribers(self) -> list[Subscriber]:
+        self._check_open()
+        return [self._subscribers[node_id] for node_id in sorted(self._subscribers)]
+
+    async def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> Compacted:
+        unaccepted = (each.seq for each in self._deliveries.values() if each.state in _UNACCEPTED)
+        watermark = rules.outbox_watermark(
+            self.subscribers(),
+            epoch=self._epoch,
+            now_ms=now_ms,
+            retention_events=retention_events,
+            oldest_unaccepted=min(unaccepted, default=None),
+        )
+        outbox_floor_seq = self._outbox_floor.seq
+        outbox_events = max(min(watermark, outbox_floor_seq + limit, self.head().seq) - outbox_floor_seq, 0)
+        self._prune_outbox(outbox_events)
+
+        acked_seq = self.inbox_position().acked_seq
+        watermark = rules.inbox_watermark(acked_seq, retention_events=retention_events)
+        inbox_events = max(min(watermark, self._inbox_floor_seq + limit) - self._inbox_floor_seq, 0)
+        self._prune_inbox(inbox_events)
+
+        return Compacted(
+            outbox_events=outbox_events,
+            inbox_events=inbox_events,
+            outbox_floor_seq=self._outbox_floor.seq,
+            inbox_floor_seq=self._inbox_floor_seq,
+        )
+
+    def _prune_outbox(self, count: int) -> None:
+        if count:
+            last = self._outbox[count - 1]
+            self._outbox_floor = Head(seq=last.seq, chain=last.chain)
+            del self._outbox[:count]
+            # An event that was sent again stands further up too, and is still found there.
+            self._places = {event_id: seq for event_id, seq in self._places.items() if seq > last.seq}
+
+    def _prune_inbox(self, count: int) -> None:
+        for _, inbound in self._inbox[:count]:
+            del self._inbox_places[inbound.event.event_id]
+        del self._inbox[:count]
+        self._inbox_floor_seq += count

@@ -1,0 +1,87 @@
+"""What the store in memory keeps beside its two streams: the replay guard, the audit log and the blobs."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store import rules
+from agentpost.store.values import AuditEntry, Blob
+
+__all__ = ["MemoryKeeping"]
+
+
+class MemoryKeeping:
+    """A part of `MemoryStore`, with the one thing that all of its parts need: whether it is closed."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._seen: dict[tuple[str, bytes], int] = {}
+        self._audit: list[AuditEntry] = []
+        self._blobs: dict[str, Blob] = {}
+        self._chunks: dict[str, dict[int, bytes]] = {}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Refusal(Code.UNAVAILABLE, "the store is closed")
+
+    async def close(self) -> None:
+        self._closed = True
+
+    async def remember_once(self, scope: str, value: str, *, now_ms: int, expires_at_ms: int) -> bool:
+        self._check_open()
+        self._seen = {key: expires for key, expires in self._seen.items() if expires > now_ms}
+        key = (scope, rules.replay_hash(scope, value))
+        is_new = key not in self._seen
+        self._seen.setdefault(key, expires_at_ms)
+        return is_new
+
+    async def record_audit(self, entries: Sequence[AuditEntry]) -> None:
+        self._check_open()
+        self._audit += _copies(entries)
+
+    def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]:
+        self._check_open()
+        return _copies(self._audit[max(after_id, 0) :][:limit])
+
+    async def begin_blob(self, blob: Blob, *, at_ms: int) -> None:
+        self._check_open()
+        rules.check_blob(blob)
+        self._blobs.setdefault(blob.sha256, replace(blob, complete=False))
+        self._chunks.setdefault(blob.sha256, {})
+
+    async def put_chunk(self, sha256: str, part: int, data: bytes) -> None:
+        rules.check_chunk(self._expect(sha256), part, data)
+        self._chunks[sha256].setdefault(part, data)
+
+    async def complete_blob(self, sha256: str) -> None:
+        blob = self._expect(sha256)
+        if not blob.complete:
+            held = sorted(self._chunks[sha256])
+            rules.check_address(blob, held, (self._chunks[sha256][part] for part in held))
+            self._blobs[sha256] = replace(blob, complete=True)
+
+    async def drop_blob(self, sha256: str) -> None:
+        self._check_open()
+        self._blobs.pop(sha256, None)
+        self._chunks.pop(sha256, None)
+
+    def blob(self, sha256: str) -> Blob | None:
+        self._check_open()
+        return self._blobs.get(sha256)
+
+    def chunk(self, sha256: str, part: int) -> bytes | None:
+        self._check_open()
+        return self._chunks.get(sha256, {}).get(part)
+
+    def missing_chunks(self, sha256: str) -> list[int]:
+        blob = self._expect(sha256)
+        return [part for part in range(blob.chunks) if part not in self._chunks[sha256]]
+
+    def _expect(self, sha256: str) -> Blob:
+        return rules.expect_blob(self.blob(sha256), sha256)
+
+
+def _copies(entries: Sequence[AuditEntry]) -> list[AuditEntry]:
+    """Entries that share no detail with those given: nobody can write into the log through what they hold."""
+    return [replace(entry, detail=dict(entry.detail)) for entry in entries]

@@ -1,0 +1,227 @@
+"""Says what a scenario must lead to, and whether what a disk has kept is that.
+
+The measure is a good disk: the states that the acknowledged operations lead to there, one after the other. What
+survives a fault must be one of them, none of the earlier ones, and none in between.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import Database
+from agentpost.store.home import Home
+from agentpost.store.integrity import check_home
+from agentpost.store.values import Appended
+from tests.faults.disk import Disk, Keep, Point
+from tests.faults.scenarios import Operation, Run, Scenario, message, open_store, play
+
+__all__ = ["HALF", "LOST", "Referee", "State", "Survivor", "check_told", "read_state"]
+
+LOST: Final = "something acknowledged is missing"
+HALF: Final = "something is half there"
+
+
+_TEMPLATE: Final = "template"
+
+
+class State(NamedTuple):
+    """Everything that a database says, as SQL sees it."""
+
+    application_id: int
+    version: int
+    schema: tuple[tuple[Any, ...], ...]
+    rows: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
+
+
+def read_state(home: Path) -> State:
+    with closing(apsw.Connection(str(Home(home).database))) as db:
+        db.pragma("synchronous", "OFF")
+        schema = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
+        tables = [row[1] for row in schema if row[0] == "table"]
+        return State(
+            application_id=db.pragma("application_id"),
+            version=db.pragma("user_version"),
+            schema=tuple(schema),
+            rows=tuple((name, tuple(db.execute(f'SELECT * FROM "{name}"'))) for name in tables),  # noqa: S608
+        )
+
+
+def check_told(run: Run, struck: Point) -> None:
+    """The caller of a store whose disk broke for good at this point was told so, once, and nothing untrue."""
+    for operation, answer in run.acknowledged:
+        assert answer == operation.answer, operation.name
+    for operation, refusal in run.refused:
+        assert refusal.code in {Code.STORAGE_FAILED, operation.answer}, operation.name
+    if run.opened_at is None or run.closing_at is None:
+        assert _is_failed(run.opening)
+        assert run.failures == []
+    elif struck.index < run.closing_at:
+        assert run.failures == [run.failure]
+        assert _is_failed(run.failure)
+        assert _is_failed(run.after_failure)
+        assert run.closing is None
+    else:
+        # All was done and is in the log. Closing says what went wrong, except that a log cannot be deleted.
+        assert run.failures == []
+        assert _is_failed(run.closing) or struck.op == "delete"
+
+
+def _is_failed(refusal: Refusal | None) -> bool:
+    return refusal is not None and refusal.code is Code.STORAGE_FAILED
+
+
+class Course(NamedTuple):
+    """What happens on a good disk: the states up to the opened store, and after each operation from there."""
+
+    states: tuple[State, ...]
+    opened: int
+    """The number of the state in which the store is open and nothing was done with it."""
+    answers: tuple[Any, ...]
+
+    def after(self, operations: int) -> State:
+        return self.states[self.opened + operations]
+
+
+class Survivor(NamedTuple):
+    """A database after a restart: what it said, and what was wrong with it."""
+
+    state: State | None
+    """None if it could not be read."""
+    problems: tuple[str, ...]
+
+
+class Referee:
+    """Judges the runs of one scenario. Used within its settings."""
+
+    def __init__(self, scenario: Scenario, root: Path) -> None:
+        self._scenario = scenario
+        self._root = root
+        self._made = 0
+        self._courses: dict[tuple[Operation, ...], Course] = {}
+        self._survivors: dict[bytes, Survivor] = {}
+
+    def directory(self) -> Path:
+        """A new directory that only its owner can look into."""
+        self._made += 1
+        path = self._root / str(self._made)
+        path.mkdir(mode=0o700)
+        return path
+
+    def tidy(self) -> None:
+        """Remove the homes of the runs that have been judged."""
+        for path in self._root.iterdir():
+            if path.name != _TEMPLATE:
+                shutil.rmtree(path)
+
+    async def home(self) -> Path:
+        """A home of its own, as the scenario finds it."""
+        template = self._root / _TEMPLATE
+        before = self._scenario.before
+        if before is not None and not template.exists():
+            await self._prepare(template, before)
+        path = self.directory()
+        if before is not None:
+            shutil.copy(Home(template).database, Home(path).database)
+        return path
+
+    async def _prepare(self, path: Path, before: Sequence[Operation]) -> None:
+        earlier = Scenario(name="before", before=None, groups=tuple((operation,) for operation in before))
+        with earlier.settings():
+            run = await play(earlier, path, synchronous="OFF")
+        assert [answer for _, answer in run.acknowledged] == [operation.answer for operation in before]
+
+    async def course(self, order: Sequence[Operation] | None = None) -> Course:
+        """What these operations, one by one, lead to on a good disk; all of the scenario's if none are given."""
+        operations = self._scenario.operations if order is None else tuple(order)
+        if operations not in self._courses:
+            self._courses[operations] = await self._take_course(operations, as_written=order is None)
+        return self._courses[operations]
+
+    async def _take_course(self, operations: Sequence[Operation], *, as_written: bool) -> Course:
+        home = await self.home()
+        states = [read_state(home)]
+        with closing(Database.open_writer(Home(home).database, synchronous="OFF")) as database:
+            for version in range(database.schema_version() + 1, len(self._scenario.migrations) + 1):
+                database.migrate(self._scenario.migrations[:version])
+                states.append(read_state(home))
+        store = open_store(home, synchronous="OFF")
+        if (opened := read_state(home)) != states[-1]:
+            states.append(opened)
+        at = len(states) - 1
+        answers: list[Any] = []
+        for operation in operations:
+            try:
+                answers.append(await operation.submit(store))
+            except Refusal as refusal:
+                answers.append(refusal.code)
+            if as_written:
+                assert answers[-1] == operation.answer, operation.name
+                operation.leaves(store)
+            states.append(read_state(home))
+        await store.close()
+        shutil.rmtree(home)
+        return Course(states=tuple(states), opened=at, answers=tuple(answers))
+
+    async def problems(self, run: Run, disk: Disk, keep: Keep, seed: int = 0) -> list[str]:
+        """What is wrong with the home after a restart, given what the caller was told."""
+        course = await self.course()
+        survivor = await self.survivor(disk, keep, seed)
+        least = course.opened if run.opened_at is not None else 0
+        if run.acknowledged:
+            last, _ = run.acknowledged[-1]
+            least += self._scenario.operations.index(last) + 1
+        most = course.opened + run.attempted
+        problems = list(survivor.problems)
+        if survivor.state not in course.states[least : most + 1]:
+            problems.append(LOST if survivor.state in course.states[:least] else HALF)
+        return problems
+
+    async def survivor(self, disk: Disk, keep: Keep, seed: int = 0) -> Survivor:
+        """What the disk has kept, after a restart. Equal files are looked at once."""
+        home = self.directory()
+        disk.survive(home, keep=keep, seed=seed)
+        digest = _digest(home)
+        if digest not in self._survivors:
+            self._survivors[digest] = await self._restart(home)
+        shutil.rmtree(home)
+        return self._survivors[digest]
+
+    async def _restart(self, home: Path) -> Survivor:
+        course = await self.course()
+        # Opening ends what an interrupted opening has begun, so what that left has to be read before.
+        found = self._read_copy(home) if course.opened else None
+        try:
+            store = open_store(home, synchronous="OFF")
+        except Refusal as refusal:
+            return Survivor(found, (f"the home does not open: {refusal.message}",))
+        opened = read_state(home)
+        problems: list[str] = []
+        if found is not None and opened != (course.after(0) if found in course.states[: course.opened] else found):
+            problems.append("opening the home has changed it")
+        problems += check_home(home).problems
+        following = store.head().seq + 1
+        if await store.append([message(1000)]) != Appended(first_seq=following, last_seq=following):
+            problems.append("the next event does not get the next seq")
+        await store.close()
+        return Survivor(found or opened, tuple(problems))
+
+    def _read_copy(self, home: Path) -> State:
+        copy = self.directory()
+        shutil.copytree(home, copy, dirs_exist_ok=True)
+        state = read_state(copy)
+        shutil.rmtree(copy)
+        return state
+
+
+def _digest(home: Path) -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(home.iterdir()):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.digest()

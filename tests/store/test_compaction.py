@@ -1,0 +1,226 @@
+"""Compaction: what nobody needs any more leaves the streams, and nothing else does."""
+
+from pathlib import Path
+
+import pytest
+
+from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.store.integrity import check_home
+from agentpost.store.interface import Store
+from agentpost.store.values import Appended, Compacted, InboxPosition
+from agentpost.testing import START_MS, a_message
+from tests.store.building import (
+    a_batch,
+    a_change,
+    a_settlement,
+    a_subscriber,
+    append_messages,
+    chain_is_whole,
+    deliveries_of,
+    from_peer,
+    incoming,
+    open_sqlite,
+    outbox_seqs,
+    visible,
+)
+
+
+async def compact(store: Store, *, retention: int = 0, now_ms: int = START_MS, limit: int = 10_000) -> Compacted:
+    return await store.compact(now_ms=now_ms, retention_events=retention, limit=limit)
+
+
+async def take_and_settle(store: Store, count: int, *, settled: int) -> None:
+    events = [from_peer(number) for number in range(1, count + 1)]
+    await store.accept(a_batch(*(incoming(event) for event in events)))
+    for event in events[:settled]:
+        await store.settle(a_settlement(event))
+
+
+@pytest.mark.req("PIPE-7")
+async def test_the_outbox_is_pruned_below_the_slowest_subscriber_less_the_retention(store: Store) -> None:
+    """What every active subscriber has read is pruned, except for the retention window."""
+    await append_messages(store, 20)
+    await store.note_subscriber(a_subscriber(18))
+    await store.note_subscriber(a_subscriber(12, node_id="node-c"))
+    assert await compact(store, retention=5) == Compacted(
+        outbox_events=7, inbox_events=0, outbox_floor_seq=7, inbox_floor_seq=0
+    )
+    assert outbox_seqs(store) == list(range(8, 21))
+    assert await compact(store, retention=5) == Compacted(
+        outbox_events=0, inbox_events=0, outbox_floor_seq=7, inbox_floor_seq=0
+    )
+
+
+@pytest.mark.req("PIPE-7")
+async def test_without_an_active_subscriber_nothing_is_pruned(store: Store) -> None:
+    """Nobody has shown to have read anything, so everything stays."""
+    await append_messages(store, 5)
+    before = visible(store)
+    assert (await compact(store)).outbox_events == 0
+    assert visible(store) == before
+
+
+@pytest.mark.req("PIPE-7", "CUR-5")
+async def test_a_subscriber_whose_lease_expired_does_not_count(store: Store) -> None:
+    """One that has gone silent neither holds back compaction nor, alone, allows it."""
+    await append_messages(store, 10)
+    await store.note_subscriber(a_subscriber(3, node_id="node-c", lease_expires_at_ms=START_MS))
+    assert (await compact(store)).outbox_events == 0
+    await store.note_subscriber(a_subscriber(8, lease_expires_at_ms=START_MS + 1))
+    assert (await compact(store)).outbox_floor_seq == 8
+
+
+@pytest.mark.req("PIPE-7", "CUR-6")
+async def test_a_subscriber_of_another_epoch_does_not_count(store: Store) -> None:
+    """A position in another life of the outbox says nothing about this one."""
+    await append_messages(store, 10)
+    await store.note_subscriber(a_subscriber(9, node_id="node-c", epoch="an earlier life"))
+    assert (await compact(store)).outbox_events == 0
+    await store.note_subscriber(a_subscriber(4))
+    assert (await compact(store)).outbox_floor_seq == 4
+
+
+@pytest.mark.req("PIPE-7")
+async def test_a_subscriber_cannot_have_read_what_is_not_there(store: Store) -> None:
+    """A cursor beyond the end prunes up to the end, and the next event has the next seq."""
+    await append_messages(store, 3)
+    await store.note_subscriber(a_subscriber(1_000))
+    assert (await compact(store)).outbox_floor_seq == 3
+    assert await store.append([a_message(4)]) == Appended(first_seq=4, last_seq=4)
+
+
+@pytest.mark.req("PIPE-8", "PIPE-7")
+async def test_an_unaccepted_delivery_holds_its_event(store: Store) -> None:
+    """What may have to be sent again stays until its ACK is seen, even if every subscriber has read past it."""
+    await append_messages(store, 4)
+    waiting = a_message(5)
+    await store.append([waiting], deliveries=deliveries_of(waiting, "bob"))
+    await append_messages(store, 5, first=6)
+    await store.note_subscriber(a_subscriber(10))
+    assert (await compact(store)).outbox_floor_seq == 4
+    await store.append([], changes=[a_change(waiting, DeliverySignal.ACK_TIMEOUT)])
+    assert (await compact(store)).outbox_floor_seq == 4
+    await store.append([], changes=[a_change(waiting, DeliverySignal.ACCEPTED)])
+    assert (await compact(store)).outbox_floor_seq == 10
+    assert store.find_event(waiting.event_id) is None
+
+
+@pytest.mark.req("PIPE-8")
+async def test_a_resend_frees_the_place_of_the_first_send(store: Store) -> None:
+    """Once an event was sent again, it is the new send that is held."""
+    event = a_message(1)
+    await store.append([event], deliveries=deliveries_of(event, "bob"))
+    await append_messages(store, 3, first=2)
+    await store.append([], changes=[a_change(event, DeliverySignal.ACK_TIMEOUT)])
+    await store.append([a_message(1, attempt=2)], changes=[a_change(event, DeliverySignal.RESENT)])
+    await store.note_subscriber(a_subscriber(5))
+    assert (await compact(store)).outbox_floor_seq == 4
+    found = store.find_event(event.event_id)
+    assert found is not None
+    assert found.seq == 5
+
+
+@pytest.mark.req("PIPE-7")
+async def test_the_inbox_is_pruned_up_to_the_acked_seq_less_the_retention(store: Store) -> None:
+    """Only what every agent has settled leaves the inbox, and the retention window stays."""
+    await take_and_settle(store, 10, settled=6)
+    assert (await compact(store, retention=2)).inbox_floor_seq == 4
+    assert store.inbox_position() == InboxPosition(latest_seq=10, acked_seq=6)
+    assert [item.entry.inbox_seq for item in store.backlog("ada")] == [7, 8, 9, 10]
+    assert (await compact(store, retention=0)).inbox_events == 2
+
+
+@pytest.mark.req("PIPE-7", "RTY-5")
+async def test_an_open_event_is_never_pruned(store: Store) -> None:
+    """An event that one agent has not settled stays, however many settled ones follow it."""
+    events = [from_peer(number) for number in range(1, 6)]
+    await store.accept(a_batch(*(incoming(event) for event in events)))
+    for event in events[1:]:
+        await store.settle(a_settlement(event))
+    assert (await compact(store)).inbox_events == 0
+    assert [item.source_seq for item in store.backlog("ada")] == [1]
+
+
+@pytest.mark.req("RTY-3", "PIPE-7")
+async def test_the_ledger_still_knows_what_the_inbox_has_forgotten(store: Store) -> None:
+    """A resend that arrives after its event was pruned is still a repeat, and is not injected again."""
+    await take_and_settle(store, 3, settled=3)
+    await compact(store)
+    head = store.head()
+    taken = await store.accept(a_batch(incoming(from_peer(2, seq=4, attempt=2)), after=3))
+    assert (taken.new, taken.repeated) == ((), ((from_peer(2).event_id, "ada"),))
+    assert store.backlog("ada") == []
+    assert store.head() == head
+    assert store.inbox_position() == InboxPosition(latest_seq=3, acked_seq=3)
+
+
+@pytest.mark.req("RTY-3", "PIPE-7")
+async def test_a_new_agent_gets_a_pruned_event_at_a_new_place(store: Store) -> None:
+    """A resend that adds an agent after the event was pruned brings the event back for that agent alone."""
+    await take_and_settle(store, 3, settled=3)
+    await compact(store)
+    taken = await store.accept(a_batch(incoming(from_peer(2, seq=4, attempt=2), "ada", "eve"), after=3))
+    assert taken.new == ((from_peer(2).event_id, "eve"),)
+    assert [item.entry.inbox_seq for item in store.backlog("eve")] == [4]
+    assert store.inbox_position() == InboxPosition(latest_seq=4, acked_seq=3)
+
+
+@pytest.mark.req("PIPE-7")
+async def test_compaction_goes_in_steps(store: Store) -> None:
+    """No step prunes more than its limit, and the steps together prune everything that may go."""
+    await take_and_settle(store, 10, settled=10)  # 10 acks and 10 replies
+    await store.note_subscriber(a_subscriber(20))
+    steps = [await compact(store, limit=8) for _ in range(4)]
+    assert [step.outbox_events for step in steps] == [8, 8, 4, 0]
+    assert [step.inbox_events for step in steps] == [8, 2, 0, 0]
+    assert (steps[-1].outbox_floor_seq, steps[-1].inbox_floor_seq) == (20, 10)
+
+
+@pytest.mark.req("ENV-2", "PIPE-7")
+async def test_both_streams_count_on_after_everything_was_pruned(store: Store) -> None:
+    """An empty stream remembers where it was."""
+    await take_and_settle(store, 3, settled=3)
+    head = store.head()
+    await store.note_subscriber(a_subscriber(6))
+    await compact(store)
+    assert store.read_outbox(0).events == ()
+    assert store.head() == head
+    assert await store.append([a_message(7)]) == Appended(first_seq=7, last_seq=7)
+    await store.accept(a_batch(incoming(from_peer(4)), after=3))
+    assert store.inbox_position() == InboxPosition(latest_seq=4, acked_seq=3)
+
+
+async def test_the_chain_stays_whole_over_a_compaction(store: Store) -> None:
+    """What is left after pruning still hangs together, and what follows builds on it."""
+    await append_messages(store, 10)
+    await store.note_subscriber(a_subscriber(6))
+    await compact(store)
+    await append_messages(store, 3, first=11)
+    assert chain_is_whole(store)
+
+
+@pytest.mark.req("ENV-2", "PIPE-7")
+async def test_both_streams_count_on_after_a_restart_with_everything_pruned(home: Path) -> None:
+    """Pruned to nothing and opened again, the outbox and the inbox go on where they were."""
+    store = open_sqlite(home)
+    await take_and_settle(store, 3, settled=3)
+    await store.note_subscriber(a_subscriber(6))
+    await compact(store)
+    head = store.head()
+    await store.close()
+
+    store = open_sqlite(home)
+    assert store.head() == head
+    assert await store.append([a_message(7)]) == Appended(first_seq=7, last_seq=7)
+    await store.accept(a_batch(incoming(from_peer(4)), after=3))
+    assert store.inbox_position() == InboxPosition(latest_seq=4, acked_seq=3)
+    await store.close()
+    assert check_home(home).problems == ()
+
+
+async def test_a_subscriber_is_what_it_said_last(store: Store) -> None:
+    """Each subscriber has one record, and the latest word counts, even a lower one."""
+    await store.note_subscriber(a_subscriber(9))
+    await store.note_subscriber(a_subscriber(5, node_id="node-c"))
+    await store.note_subscriber(a_subscriber(4, updated_at_ms=START_MS + 1))
+    assert store.subscribers() == [a_subscriber(4, updated_at_ms=START_MS + 1), a_subscriber(5, node_id="node-c")]

@@ -1,0 +1,181 @@
+"""The writer: whoever waits shares a commit, and nobody pays for another's mistake."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.store.database import Database
+from agentpost.store.deliveries import apply_changes
+from agentpost.store.home import Home
+from agentpost.store.queries import SQL
+from agentpost.store.transaction import Transaction
+from agentpost.store.values import Appended
+from agentpost.store.writer import Writer
+from agentpost.testing import a_message
+from tests.store.building import NODE, a_change, deliveries_of, open_sqlite
+
+
+@pytest.fixture
+async def database(home: Path) -> AsyncIterator[Database]:
+    await open_sqlite(home).close()
+    database = Database.open_writer(Home(home).database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def writer(database: Database) -> Iterator[Writer]:
+    writer = Writer(database, transaction=Transaction(database))
+    yield writer
+    writer.stop()
+
+
+@contextmanager
+def held(writer: Writer) -> Iterator[None]:
+    """Keeps the writer busy, so that everything submitted meanwhile is in its next transaction."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def wait(_: Transaction) -> None:
+        busy.set()
+        go_on.wait()
+
+    writer.submit(wait)
+    busy.wait()
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def seqs(database: Database) -> list[int]:
+    return [row[0] for row in database.rows("SELECT seq FROM outbox ORDER BY seq")]
+
+
+async def outcome(future: "asyncio.Future[Appended]") -> int | Code | type[Exception]:
+    """The seq that an append got, or why it got none."""
+    try:
+        return (await future).first_seq
+    except Refusal as refusal:
+        return refusal.code
+    except Exception as error:
+        return type(error)
+
+
+def append(writer: Writer, number: int, *, node_id: str = NODE) -> "asyncio.Future[Appended]":
+    return writer.submit(lambda tx: tx.append([a_message(number, source_node_id=node_id)]))
+
+
+@pytest.mark.req("ENV-2", "PIPE-1")
+async def test_a_refused_append_in_a_shared_commit_costs_nobody_a_seq(writer: Writer, database: Database) -> None:
+    """Four callers share a commit, one of them is refused: the others have 1, 2 and 3."""
+    with held(writer):
+        futures = [append(writer, 1), append(writer, 2, node_id="node-z"), append(writer, 3), append(writer, 4)]
+    assert [await outcome(future) for future in futures] == [1, Code.FOREIGN_SOURCE, 2, 3]
+    assert seqs(database) == [1, 2, 3]
+
+
+@pytest.mark.req("ENV-2")
+async def test_work_that_fails_half_way_is_undone_alone(writer: Writer, database: Database) -> None:
+    """A caller whose work had begun to write is taken out of the shared commit, and leaves nothing in it."""
+
+    def spoiled(tx: Transaction) -> Appended:
+        tx.append([a_message(2)])
+        raise Refusal(Code.CONFLICT, "changed my mind")
+
+    with held(writer):
+        futures = [append(writer, 1), writer.submit(spoiled), append(writer, 3)]
+    assert [await outcome(future) for future in futures] == [1, Code.CONFLICT, 2]
+    assert seqs(database) == [1, 2]
+
+
+@pytest.mark.req("ENV-2")
+async def test_a_broken_constraint_is_the_fault_of_one(writer: Writer, database: Database) -> None:
+    """What the schema refuses only at the commit is refused to its caller alone, as a conflict."""
+    event = a_message(1)
+    deliveries = deliveries_of(event, "bob")
+    await writer.submit(lambda tx: tx.append([event], deliveries))
+    with held(writer):
+        futures = [append(writer, 2), writer.submit(lambda tx: tx.append([event], deliveries)), append(writer, 3)]
+    assert [await outcome(future) for future in futures] == [2, Code.CONFLICT, 3]
+    assert seqs(database) == [1, 2, 3]
+
+
+async def test_a_broken_constraint_within_the_work_is_a_conflict_too(writer: Writer, database: Database) -> None:
+    """It makes no difference to the caller whether the schema speaks up at once or at the commit."""
+    event = a_message(1)
+    deliveries = deliveries_of(event, "bob")
+    await writer.submit(lambda tx: tx.append([event], deliveries))
+
+    def twice(tx: Transaction) -> Appended:
+        appended = tx.append([event], deliveries)
+        tx.flush()
+        return appended
+
+    assert await outcome(writer.submit(twice)) is Code.CONFLICT
+    assert seqs(database) == [1]
+
+
+@pytest.mark.req("ENV-2")
+async def test_a_value_that_sqlite_cannot_hold_is_the_fault_of_one(writer: Writer, database: Database) -> None:
+    """A number beyond 64 bits, found only when the rows are written, fails its own caller and no other."""
+    event = a_message(2)
+    too_large = [replace(delivery, due_at_ms=1 << 70) for delivery in deliveries_of(event, "bob")]
+    with held(writer):
+        futures = [append(writer, 1), writer.submit(lambda tx: tx.append([event], too_large)), append(writer, 3)]
+    assert [await outcome(future) for future in futures] == [1, OverflowError, 2]
+    assert seqs(database) == [1, 2]
+
+
+async def test_who_reads_another_ones_bad_rows_is_not_blamed(writer: Writer, database: Database) -> None:
+    """The rows of a shared commit are written when somebody has to see them; that one is not the one at fault."""
+    event, other = a_message(1), a_message(2)
+    await writer.submit(lambda tx: tx.append([event], deliveries_of(event, "bob")))
+    await writer.submit(lambda tx: tx.append([other], deliveries_of(other, "bob")))
+
+    def move(tx: Transaction) -> Appended:
+        apply_changes(tx, [a_change(other, DeliverySignal.ACCEPTED)], {})
+        return tx.append([a_message(3)])
+
+    with held(writer):
+        futures = [writer.submit(lambda tx: tx.append([event], deliveries_of(event, "bob"))), writer.submit(move)]
+    assert [await outcome(future) for future in futures] == [Code.CONFLICT, 3]
+    assert database.row("SELECT state FROM deliveries WHERE event_id = ?", (other.event_id,)) == ("Accepted",)
+
+
+@pytest.mark.req("PIPE-3")
+async def test_a_cancelled_caller_does_not_harm_the_writer(writer: Writer, database: Database) -> None:
+    """Who stops waiting may or may not have written; everybody else gets their answer."""
+    with held(writer):
+        first, cancelled, last = append(writer, 1), append(writer, 2), append(writer, 3)
+        cancelled.cancel()
+    assert [await outcome(first), await outcome(last)] == [1, 3]
+    assert cancelled.cancelled()
+    assert seqs(database) == [1, 2, 3]
+
+
+async def test_stopping_finishes_what_waits_and_refuses_what_comes(writer: Writer, database: Database) -> None:
+    """Nothing that was submitted before the stop is lost, nothing after it is left without an answer."""
+    with held(writer):
+        futures = [append(writer, number) for number in range(1, 6)]
+        stopping = asyncio.get_running_loop().run_in_executor(None, writer.stop)
+    await stopping
+    assert [await outcome(future) for future in futures] == [1, 2, 3, 4, 5]
+    assert await outcome(append(writer, 6)) is Code.UNAVAILABLE
+    assert seqs(database) == [1, 2, 3, 4, 5]
+
+
+async def test_the_log_is_moved_into_the_database_as_it_grows(writer: Writer, database: Database) -> None:
+    """The log of a busy gateway does not grow for ever."""
+    for number in range(1, 12):
+        event = a_message(number, body="x" * 500_000)
+        await writer.submit(lambda tx, event=event: tx.append([event]))
+    await append(writer, 12)
+    assert database.log_pages < 1_000
+    assert database.value(SQL.count_outbox) == 12
