@@ -1,7 +1,9 @@
 """The writer: whoever waits shares a commit, and nobody pays for another's mistake."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
 from agentpost.store.writer import Writer
 from agentpost.testing import a_message
-from tests.store.building import NODE, a_change, deliveries_of, open_sqlite
+from tests.store.building import NODE, a_change, deliveries_of, open_sqlite, refused
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ async def outcome(future: "asyncio.Future[Appended]") -> int | Code | type[Excep
         return (await future).first_seq
     except Refusal as refusal:
         return refusal.code
-    except Exception as error:
+    except OverflowError as error:
         return type(error)
 
 
@@ -179,3 +181,23 @@ async def test_the_log_is_moved_into_the_database_as_it_grows(writer: Writer, da
     await append(writer, 12)
     assert database.log_pages < 1_000
     assert database.value(SQL.count_outbox) == 12
+
+
+async def test_a_refused_job_is_forgotten(writer: Writer) -> None:
+    """What a caller handed in is let go of after a refusal; a gateway that refuses much does not grow."""
+
+    class Load:
+        pass
+
+    load = Load()
+    seen = weakref.ref(load)
+
+    def refuse(_: Transaction, load: Load = load) -> None:
+        raise Refusal(Code.CONFLICT, f"no: {load}")
+
+    with refused(Code.CONFLICT):
+        await writer.submit(refuse)
+    await append(writer, 1)
+    del load, refuse
+    gc.collect()
+    assert seen() is None

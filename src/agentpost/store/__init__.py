@@ -9,9 +9,11 @@ sqlite        the store on a disk: joins the parts below
   transaction         the ends of the streams, rows gathered for bulk writing
   inbox, deliveries   what was taken for whom; what became of what was sent
   compaction, blobs   pruning; large content
+  joining             invites, and the nodes whose keys are known
   queries, sql/, migrations/   the SQL, by name and by version
 memory        the same store without a disk, for tests and simulation
   memory_keeping      its replay guard, audit log and blobs
+  memory_joining      its invites and known nodes
 integrity     check and back up a home while its gateway runs
 rules         what both stores refuse, and why
 """

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import EventId, InviteId
 from agentpost.store.values import (
     Acceptance,
     Accepted,
@@ -21,6 +21,8 @@ from agentpost.store.values import (
     Cursor,
     Head,
     InboxPosition,
+    Invite,
+    KnownNode,
     LedgerEntry,
     OutboxSlice,
     QuarantineEntry,
@@ -122,6 +124,35 @@ class Store(Protocol):
     def record_audit(self, entries: Sequence[AuditEntry]) -> Awaitable[None]: ...
 
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]: ...
+
+    # Joining
+
+    def create_invite(self, invite: Invite) -> Awaitable[None]: ...
+
+    def invite_by_hash(self, token_hash: bytes) -> Invite | None: ...
+
+    def invites(self, *, limit: int = 256) -> list[Invite]:
+        """The latest invites, the newest first."""
+        ...
+
+    def consume_invite_and_pin(self, invite_id: InviteId, node: KnownNode) -> Awaitable[KnownNode]:
+        """Use up the invite and pin the node's key, together (AUTH-5). Refused for all but the first who ask.
+
+        An invite that is still open was made after any revocation of its node, so it lets that node in again.
+        """
+        ...
+
+    def known_node(self, node_id: str) -> KnownNode | None: ...
+
+    def known_nodes(self) -> list[KnownNode]: ...
+
+    def pin_node(self, node: KnownNode) -> Awaitable[KnownNode]:
+        """Pin a node that somebody else admitted. Refused if its id has another key here, or is revoked."""
+        ...
+
+    def revoke_node(self, node_id: str, *, at_ms: int) -> Awaitable[bool]:
+        """Revoke a node and withdraw its open invites (ROOM-6). False if there was nothing to take away."""
+        ...
 
     # Blobs
 

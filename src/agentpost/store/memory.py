@@ -14,7 +14,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
-from agentpost.store.memory_keeping import MemoryKeeping
+from agentpost.store.memory_joining import MemoryJoining
 from agentpost.store.values import (
     CHAIN_START,
     Acceptance,
@@ -42,7 +42,7 @@ Pair = tuple[EventId, str]
 _UNACCEPTED = frozenset({DeliveryState.EMITTED, DeliveryState.RETRY_PENDING})
 
 
-class MemoryStore(MemoryKeeping):
+class MemoryStore(MemoryJoining):
     """Implements `Store`. What it holds is gone when it is."""
 
     def __init__(self, *, node_id: str, epoch: str) -> None:

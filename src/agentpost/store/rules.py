@@ -12,7 +12,17 @@ from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
-from agentpost.store.values import Acceptance, Blob, Cursor, Inbound, LedgerEntry, LedgerState, Subscriber
+from agentpost.store.values import (
+    Acceptance,
+    Blob,
+    Cursor,
+    Inbound,
+    Invite,
+    KnownNode,
+    LedgerEntry,
+    LedgerState,
+    Subscriber,
+)
 
 __all__ = [
     "chain_after",
@@ -20,7 +30,9 @@ __all__ = [
     "check_address",
     "check_blob",
     "check_chunk",
+    "check_new_invite",
     "check_own",
+    "consumed",
     "encode_for_outbox",
     "expect_blob",
     "expect_entry",
@@ -29,6 +41,7 @@ __all__ = [
     "move_deliveries",
     "orphan_refused",
     "outbox_watermark",
+    "pinned",
     "replay_hash",
     "unplaced",
     "unseen",
@@ -183,6 +196,40 @@ def inbox_watermark(acked_seq: int, *, retention_events: int) -> int:
 def replay_hash(scope: str, value: str) -> bytes:
     """What the replay guard keeps instead of the value, which may be a secret."""
     return sha256(f"{scope}\0{value}".encode("utf-8", "surrogatepass")).digest()
+
+
+def check_new_invite(found: Invite | None) -> None:
+    """Refuse an invite whose id or token is there already; the token is 256 random bits, so that is a defect."""
+    if found is not None:
+        raise Refusal(Code.CONFLICT, f"there is an invite {found.invite_id} already")
+
+
+def consumed(invite: Invite | None, node: KnownNode) -> Invite:
+    """The invite as it is once `node` has joined with it, or a refusal if the node may not (AUTH-5)."""
+    if invite is None:
+        raise Refusal(Code.INVALID_TOKEN, "there is no such invite")
+    if invite.consumed_at_ms is not None:
+        raise Refusal(Code.TOKEN_ALREADY_USED, "this invite was used already")
+    if invite.expected_node_id != node.node_id:
+        raise Refusal(Code.NODE_MISMATCH, "this invite is for another node", field="nodeId")
+    if invite.public_key is not None and invite.public_key != node.signing_public:
+        raise Refusal(Code.NODE_PROOF_INVALID, "this invite is for a node with another key")
+    if invite.revoked_at_ms is not None:
+        raise Refusal(Code.NODE_REVOKED, f"the invite of {node.node_id} was withdrawn when the node was revoked")
+    return replace(invite, consumed_at_ms=node.pinned_at_ms, consumed_by=node.node_id)
+
+
+def pinned(found: KnownNode | None, node: KnownNode, *, invited: bool) -> KnownNode:
+    """What to keep of a node that is to be pinned. A key is never replaced, except by an invite after a revocation."""
+    if found is None:
+        return node
+    if found.revoked_at_ms is not None:
+        if not invited:
+            raise Refusal(Code.NODE_REVOKED, f"the node {node.node_id} was revoked")
+        return node
+    if found.signing_public is not None and found.signing_public != node.signing_public:
+        raise Refusal(Code.NODE_PROOF_INVALID, f"the node id {node.node_id} is pinned to another key")
+    return replace(node, sealing_public=node.sealing_public or found.sealing_public)
 
 
 def check_blob(blob: Blob) -> None:

@@ -1,6 +1,6 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
-This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction` and `blobs`.
+This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `joining` and `blobs`.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Final
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import EventId
-from agentpost.store import blobs, compaction, deliveries, inbox
+from agentpost.protocol.ids import EventId, InviteId
+from agentpost.store import blobs, compaction, deliveries, inbox, joining
 from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.queries import SQL
@@ -32,6 +32,8 @@ from agentpost.store.values import (
     Cursor,
     Head,
     InboxPosition,
+    Invite,
+    KnownNode,
     LedgerEntry,
     OutboxSlice,
     QuarantineEntry,
@@ -220,6 +222,32 @@ class SqliteStore:
             )
             for row in self._reader().rows(SQL.audit_log, (after_id, limit))
         ]
+
+    # Joining
+
+    def create_invite(self, invite: Invite) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: joining.create_invite(tx, invite))
+
+    def invite_by_hash(self, token_hash: bytes) -> Invite | None:
+        return joining.invite_by_hash(self._reader(), token_hash)
+
+    def invites(self, *, limit: int = 256) -> list[Invite]:
+        return joining.invites(self._reader(), limit)
+
+    def consume_invite_and_pin(self, invite_id: InviteId, node: KnownNode) -> "asyncio.Future[KnownNode]":
+        return self._writer.submit(lambda tx: joining.consume_invite_and_pin(tx, invite_id, node))
+
+    def known_node(self, node_id: str) -> KnownNode | None:
+        return joining.known_node(self._reader(), node_id)
+
+    def known_nodes(self) -> list[KnownNode]:
+        return joining.known_nodes(self._reader())
+
+    def pin_node(self, node: KnownNode) -> "asyncio.Future[KnownNode]":
+        return self._writer.submit(lambda tx: joining.pin_node(tx, node))
+
+    def revoke_node(self, node_id: str, *, at_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: joining.revoke_node(tx, node_id, at_ms))
 
     # Blobs
 

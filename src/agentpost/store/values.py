@@ -8,7 +8,8 @@ from msgspec import Struct
 from agentpost.protocol.codec import Unreadable
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import EventId, InviteId
+from agentpost.protocol.snapshot import NodeTier
 
 __all__ = [
     "CHAIN_START",
@@ -23,6 +24,8 @@ __all__ = [
     "Head",
     "Inbound",
     "InboxPosition",
+    "Invite",
+    "KnownNode",
     "LedgerEntry",
     "LedgerState",
     "Outcome",
@@ -206,6 +209,41 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     corr_id: str | None = None
     session_id: str | None = None
     detail: dict[str, str | int | bool | None] = {}
+
+
+class Invite(Struct, frozen=True, kw_only=True):
+    """Leave for one node to join once (AUTH-2). The token itself is nowhere: `token_hash` is its sha256.
+
+    `public_key`, where it was registered beforehand, is the only one that may use the invite.
+    """
+
+    invite_id: InviteId
+    token_hash: bytes
+    tier: NodeTier
+    expected_node_id: str
+    public_key: str | None = None
+    created_by: str
+    created_at_ms: int
+    expires_at_ms: int
+    consumed_at_ms: int | None = None
+    consumed_by: str | None = None
+    revoked_at_ms: int | None = None
+
+
+class KnownNode(Struct, frozen=True, kw_only=True):
+    """A node that has joined, and the public keys that its id is pinned to (AUTH-7).
+
+    A node that joined a lab without proofs has no key, and takes a new invite each time.
+    """
+
+    node_id: str
+    signing_public: str | None
+    sealing_public: str | None = None
+    tier: NodeTier
+    admitted_by: str
+    invite_id: InviteId | None = None
+    pinned_at_ms: int
+    revoked_at_ms: int | None = None
 
 
 class Blob(Struct, frozen=True, kw_only=True):

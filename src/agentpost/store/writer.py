@@ -33,8 +33,11 @@ _FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
 _SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
 
 
-class _Job(Struct, eq=False, gc=False):
-    """A piece of work, the future of whoever waits for it, and what came of it."""
+class _Job(Struct, eq=False):
+    """A piece of work, the future of whoever waits for it, and what came of it.
+
+    An error's traceback leads back to its job, a cycle that only the garbage collector ends: so no `gc=False` here.
+    """
 
     work: Callable[[Transaction], Any]
     future: "asyncio.Future[Any]"
@@ -71,7 +74,8 @@ class Writer:
             if self._stopped:
                 future.set_exception(Refusal(Code.UNAVAILABLE, "the store is closed"))
             elif self._failure is not None:
-                future.set_exception(self._failure)
+                # Anew for each: an exception keeps the frames of everyone who was handed it.
+                future.set_exception(Refusal(self._failure.code, self._failure.message))
             else:
                 self._waiting.put(_Job(work, future))
         return future
