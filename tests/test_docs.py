@@ -35,11 +35,12 @@ def test_links_between_the_documents_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_readme_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The Python example of the README works as it stands there."""
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code is not None
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "home").mkdir(mode=0o700)
     exec(compile(code[1], "README.md", "exec"), {"__name__": "readme"})  # noqa: S102 - it is our own text
     assert capsys.readouterr().out.startswith("1 (StoredEvent(")

@@ -1,5 +1,6 @@
 """A gateway's home directory: one gateway at a time, and nobody else looks in."""
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -41,6 +42,11 @@ class Home:
                     Code.HOME_UNSAFE,
                     f"{directory} is open to others (mode {stat.S_IMODE(mode):o}); run: chmod 700 {directory}",
                 )
+
+    def make_database(self) -> None:
+        """Make an empty database file for its owner alone; SQLite gives its log and shared memory the same mode."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def lock(self) -> None:
         """Claim the home for this process, until `unlock` or the end of the process, however it ends."""

@@ -1,4 +1,4 @@
-"""Invites and known nodes on the disk. What may follow from what is in `rules`; who asks, and why, is not known here."""
+"""Invites and known nodes on the disk. What is refused is in `rules`; who asks, and why, is not known here."""
 
 from agentpost.protocol.ids import InviteId
 from agentpost.protocol.snapshot import NodeTier
@@ -11,6 +11,7 @@ from agentpost.store.values import Invite, KnownNode
 __all__ = [
     "consume_invite_and_pin",
     "create_invite",
+    "invite",
     "invite_by_hash",
     "invites",
     "known_node",
@@ -20,29 +21,29 @@ __all__ = [
 ]
 
 
-def create_invite(tx: Transaction, invite: Invite) -> None:
-    check_new_invite(_invite_by_id(tx.database, invite.invite_id) or invite_by_hash(tx.database, invite.token_hash))
+def create_invite(tx: Transaction, new: Invite) -> None:
+    check_new_invite(invite(tx.database, new.invite_id) or invite_by_hash(tx.database, new.token_hash))
     tx.database.run(
         SQL.create_invite,
         (
-            invite.invite_id,
-            invite.token_hash,
-            invite.tier.value,
-            invite.expected_node_id,
-            invite.public_key,
-            invite.created_by,
-            invite.created_at_ms,
-            invite.expires_at_ms,
-            invite.consumed_at_ms,
-            invite.consumed_by,
-            invite.revoked_at_ms,
+            new.invite_id,
+            new.token_hash,
+            new.tier.value,
+            new.expected_node_id,
+            new.public_key,
+            new.created_by,
+            new.created_at_ms,
+            new.expires_at_ms,
+            new.consumed_at_ms,
+            new.consumed_by,
+            new.revoked_at_ms,
         ),
     )
 
 
 def consume_invite_and_pin(tx: Transaction, invite_id: InviteId, node: KnownNode) -> KnownNode:
     # AUTH-5: the invite is used up by whoever comes first, and its key is pinned by the same commit.
-    used = consumed(_invite_by_id(tx.database, invite_id), node)
+    used = consumed(invite(tx.database, invite_id), node)
     kept = pinned(known_node(tx.database, node.node_id), node, invited=True)
     tx.database.run(SQL.consume_invite, (used.consumed_at_ms, used.consumed_by, invite_id))
     _write(tx, kept)
@@ -67,6 +68,11 @@ def invite_by_hash(database: Database, token_hash: bytes) -> Invite | None:
     return None if row is None else _invite(row)
 
 
+def invite(database: Database, invite_id: InviteId) -> Invite | None:
+    row = database.row(SQL.invite_by_id, (invite_id,))
+    return None if row is None else _invite(row)
+
+
 def invites(database: Database, limit: int) -> list[Invite]:
     return [_invite(row) for row in database.rows(SQL.latest_invites, (limit,))]
 
@@ -78,11 +84,6 @@ def known_node(database: Database, node_id: str) -> KnownNode | None:
 
 def known_nodes(database: Database) -> list[KnownNode]:
     return [_node(row) for row in database.rows(SQL.known_nodes)]
-
-
-def _invite_by_id(database: Database, invite_id: InviteId) -> Invite | None:
-    row = database.row(SQL.invite_by_id, (invite_id,))
-    return None if row is None else _invite(row)
 
 
 def _write(tx: Transaction, node: KnownNode) -> None:

@@ -19,21 +19,23 @@ class MemoryJoining(MemoryKeeping):
         self._known_nodes: dict[str, KnownNode] = {}
 
     async def create_invite(self, invite: Invite) -> None:
-        self._check_open()
-        rules.check_new_invite(self._invites.get(invite.invite_id) or self.invite_by_hash(invite.token_hash))
+        rules.check_new_invite(self.invite(invite.invite_id) or self.invite_by_hash(invite.token_hash))
         self._invites[invite.invite_id] = invite
 
     def invite_by_hash(self, token_hash: bytes) -> Invite | None:
         self._check_open()
         return next((invite for invite in self._invites.values() if invite.token_hash == token_hash), None)
 
+    def invite(self, invite_id: InviteId) -> Invite | None:
+        self._check_open()
+        return self._invites.get(invite_id)
+
     def invites(self, *, limit: int = 256) -> list[Invite]:
         self._check_open()
         return [self._invites[invite_id] for invite_id in sorted(self._invites, reverse=True)[:limit]]
 
     async def consume_invite_and_pin(self, invite_id: InviteId, node: KnownNode) -> KnownNode:
-        self._check_open()
-        used = rules.consumed(self._invites.get(invite_id), node)
+        used = rules.consumed(self.invite(invite_id), node)
         kept = rules.pinned(self.known_node(node.node_id), node, invited=True)
         self._invites[invite_id] = used
         self._known_nodes[node.node_id] = kept

@@ -1,6 +1,7 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
-This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `joining` and `blobs`.
+This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`,
+`joining` and `blobs`.
 """
 
 import asyncio
@@ -85,6 +86,7 @@ class SqliteStore:
         home.prepare()
         home.lock()
         try:
+            home.make_database()
             database = Database.open_writer(home.database, vfs=vfs, synchronous=synchronous)
             try:
                 database.migrate()
@@ -230,6 +232,9 @@ class SqliteStore:
 
     def invite_by_hash(self, token_hash: bytes) -> Invite | None:
         return joining.invite_by_hash(self._reader(), token_hash)
+
+    def invite(self, invite_id: InviteId) -> Invite | None:
+        return joining.invite(self._reader(), invite_id)
 
     def invites(self, *, limit: int = 256) -> list[Invite]:
         return joining.invites(self._reader(), limit)

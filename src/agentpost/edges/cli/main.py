@@ -13,7 +13,9 @@ from agentpost import __version__
 from agentpost.bench.measure import Metric
 from agentpost.bench.protocol import bench_protocol
 from agentpost.bench.store import bench_store
+from agentpost.config import home_of
 from agentpost.demo import run_demo
+from agentpost.edges.cli import gateway
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -42,6 +44,8 @@ bench_app = typer.Typer(help="Measure, next to the limits of this machine.", no_
 app.add_typer(store_app, name="store")
 app.add_typer(bench_app, name="bench")
 
+gateway.register(app)
+
 HomeOption = Annotated[
     Path | None,
     typer.Option(
@@ -51,7 +55,6 @@ HomeOption = Annotated[
         show_default=False,
     ),
 ]
-_SAY_WHICH = "Say which one with --home, or in AGENTPOST_HOME."
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each measurement; the best one counts.")]
 
 
@@ -99,7 +102,7 @@ def errors(
 @store_app.command("check", epilog="Example: [bold]agentpost store check --home ~/.agentpost/vps-jane[/bold]")
 def store_check(home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Check a home: the file, the hash chain of the outbox, its sequence. Works beside a running gateway."""
-    path = _home(home)
+    path = home_of(None, home=home)
     with stderr.status("checking") as status:
         report = check_home(
             path, progress=lambda done, total: status.update(f"checking the outbox: {done:,} of {total:,} events")
@@ -128,7 +131,7 @@ def store_backup(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Copy a home's database while its gateway runs. The keys are not in it; keep those where secrets are kept."""
-    path = _home(home)
+    path = home_of(None, home=home)
     with stderr.status(f"copying to {target}"):
         size = back_up(path, target)
     if output is Format.JSON:
@@ -163,19 +166,6 @@ def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,}"
-
-
-def _home(given: Path | None) -> Path:
-    if given is not None:
-        return given.expanduser()
-    parent = Path("~/.agentpost").expanduser()
-    homes = sorted(path for path in parent.glob("*") if path.is_dir())
-    if len(homes) == 1:
-        return homes[0]
-    if not homes:
-        raise Refusal(Code.NOT_FOUND, f"there is no home in {parent}", hint=_SAY_WHICH)
-    names = ", ".join(path.name for path in homes)
-    raise Refusal(Code.NOT_FOUND, f"{parent} holds several homes: {names}", hint=_SAY_WHICH)
 
 
 def main() -> None:

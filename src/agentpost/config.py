@@ -1,0 +1,132 @@
+"""What a gateway is told: flag > environment > `agentpost.toml` in its home > default."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.home import write_private
+
+__all__ = ["CONFIG_FILE", "Settings", "home_of", "load_settings", "only_home", "save_settings"]
+
+CONFIG_FILE: Final = "agentpost.toml"
+_HOMES: Final = "~/.agentpost"
+_DEFAULT_LISTEN: Final = "127.0.0.1:7800"
+_NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_KEYS: Final = ("node", "tier", "listen")
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that a gateway needs to know before it starts."""
+
+    home: Path
+    node_id: str
+    tier: NodeTier = NodeTier.EDGE
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 7800
+
+
+def home_of(node_id: str | None, *, home: Path | None = None) -> Path:
+    """Where a node lives: the home that was named, or its own directory below ~/.agentpost."""
+    if home is not None:
+        return home.expanduser()
+    return only_home() if node_id is None else Path(_HOMES).expanduser() / _checked_node(node_id)
+
+
+def only_home() -> Path:
+    """The one home below ~/.agentpost, for whoever did not say which."""
+    parent = Path(_HOMES).expanduser()
+    homes = sorted(path for path in parent.glob("*") if path.is_dir())
+    if len(homes) == 1:
+        return homes[0]
+    problem = (
+        f"{parent} holds several homes: {', '.join(path.name for path in homes)}" if homes else f"{parent} is empty"
+    )
+    raise Refusal(Code.NOT_FOUND, problem, hint="Say which one with --home, or in AGENTPOST_HOME.")
+
+
+def load_settings(
+    *, home: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings of the gateway that the flags describe; `flags` has node, tier and listen, None where not given."""
+    environment = os.environ if environment is None else environment
+    said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in _KEYS}
+    path = home_of(said["node"], home=home)
+    file = _read_file(path / CONFIG_FILE)
+    values = {key: said[key] or file.get(key) for key in _KEYS}
+    if values["node"] is None:
+        raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
+    host, port = _checked_listen(values["listen"] or _DEFAULT_LISTEN)
+    return Settings(
+        home=path,
+        node_id=_checked_node(values["node"]),
+        tier=_checked_tier(values["tier"] or NodeTier.EDGE.value),
+        listen_host=host,
+        listen_port=port,
+    )
+
+
+def save_settings(settings: Settings) -> None:
+    """Write the settings of a new home down, so that the next start needs no flags. An existing file is kept."""
+    path = settings.home / CONFIG_FILE
+    if path.exists():
+        return
+    lines = (
+        f'node = "{settings.node_id}"',
+        f'tier = "{settings.tier.value}"',
+        f'listen = "{settings.listen_host}:{settings.listen_port}"',
+    )
+    write_private(path, ("\n".join(lines) + "\n").encode())
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
+    for key, value in found.items():
+        if key not in _KEYS or not isinstance(value, str):
+            raise Refusal(
+                Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {', '.join(_KEYS)}."
+            )
+    return found
+
+
+def _checked_node(node_id: str) -> str:
+    if not _NODE_ID.fullmatch(node_id):
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{node_id!r:.80} cannot be a node id",
+            field="node",
+            hint="Use up to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit.",
+        )
+    return node_id
+
+
+def _checked_tier(tier: str) -> NodeTier:
+    try:
+        return NodeTier(tier)
+    except ValueError:
+        raise Refusal(
+            Code.INVALID_FIELD, f"{tier!r:.80} is not a tier", field="tier", hint="Use backbone or edge."
+        ) from None
+
+
+def _checked_listen(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{listen!r:.80} is not an address",
+            field="listen",
+            hint="Use host:port, as 127.0.0.1:7801.",
+        )
+    return host.strip("[]"), int(port)

@@ -1,0 +1,210 @@
+"""`up`, `down`, `status`, `doctor`: the gateway of this machine."""
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import uvloop
+from rich.markup import escape
+
+from agentpost.config import Settings, home_of, load_settings
+from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.edges.http.server import serve
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.gateway import Gateway, Phase
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.home import Home
+from agentpost.store.integrity import check_home
+from agentpost.world import SystemChance, SystemClock
+
+__all__ = ["register"]
+
+_WAIT_SECONDS: Final = 30.0
+_LOG_FILE: Final = "gateway.log"
+
+NodeOption = Annotated[str | None, typer.Option("--node", help="The id of this node.", show_default=False)]
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        envvar="AGENTPOST_HOME",
+        help="The home; else ~/.agentpost/<node>, or the only one.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of the gateway to the command line."""
+    app.command(epilog="Example: [bold]agentpost up --node vps-jane --tier backbone --listen 127.0.0.1:7801[/bold]")(up)
+    app.command(epilog="Example: [bold]agentpost down --node vps-jane[/bold]")(down)
+    app.command(epilog="Example: [bold]agentpost status -o json[/bold]")(status)
+    app.command(epilog="Example: [bold]agentpost doctor[/bold]")(doctor)
+
+
+def up(
+    node: NodeOption = None,
+    tier: Annotated[
+        str | None, typer.Option("--tier", help="backbone (always on) or edge.", show_default=False)
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="host:port; port 0 takes a free one.", show_default=False)
+    ] = None,
+    home: HomeOption = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once it is ready; it logs into its home.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Start the gateway of this machine. What is said the first time is kept: later `agentpost up` is enough.
+
+    It runs until Ctrl-C, SIGTERM or `agentpost down`, and drains before it stops.
+    """
+    settings = load_settings(home=home, flags={"node": node, "tier": tier, "listen": listen})
+    if detach:
+        _start_detached(settings, output)
+        return
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Libraries log what they were asked, which may hold secrets; ours never do.
+    for noisy in ("httpx", "httpcore", "uvicorn", "websockets"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def on_ready(url: str) -> None:
+        if output is Format.JSON:
+            print_json({"node": settings.node_id, "url": url, "home": str(settings.home)})
+        else:
+            stdout.print(f"[bold]{settings.node_id}[/bold] is up at {url}, home {escape(str(settings.home))}")
+
+    phase = uvloop.run(_run(settings, on_ready))
+    if phase is Phase.FAILED:
+        raise Refusal(Code.STORAGE_FAILED, "the gateway stopped because its disk failed; its log says how")
+
+
+async def _run(settings: Settings, on_ready: Callable[[str], None]) -> Phase:
+    gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance())
+    loop = asyncio.get_running_loop()
+    for wanted in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(wanted, gateway.request_stop)
+    await serve(gateway, on_ready=on_ready)
+    return gateway.phase
+
+
+def _start_detached(settings: Settings, output: Format) -> None:
+    Home(settings.home).prepare()
+    log = settings.home / _LOG_FILE
+    command = [
+        *(sys.executable, "-m", "agentpost", "up", "--home", str(settings.home), "--node", settings.node_id),
+        *("--tier", settings.tier.value, "--listen", f"{settings.listen_host}:{settings.listen_port}"),
+    ]
+    with log.open("ab") as file:
+        log.chmod(0o600)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    client = OperatorClient(settings.home)
+    for _ in _until_timeout():
+        if process.poll() is not None:
+            last = log.read_text("utf-8", "replace").strip().splitlines()[-2:]
+            raise Refusal(Code.UNAVAILABLE, f"the gateway did not start: {' '.join(last)}", hint=f"See {log}.")
+        try:
+            found = client.get("/operator/status")
+        except Refusal:
+            continue
+        if output is Format.JSON:
+            print_json(
+                {"node": settings.node_id, "pid": process.pid, "home": str(settings.home), "phase": found["phase"]}
+            )
+        else:
+            stdout.print(f"[bold]{settings.node_id}[/bold] is up at {found['url']}, process {process.pid}")
+            stdout.print(f"log: {escape(str(log))}")
+        return
+    raise Refusal(Code.UNAVAILABLE, f"the gateway was not ready within {_WAIT_SECONDS:.0f} s", hint=f"See {log}.")
+
+
+def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Drain and stop the gateway. Returns when it has let go of its home."""
+    path = home_of(node, home=home)
+    OperatorClient(path).post("/operator/shutdown")
+    lock = Home(path)
+    with stderr.status("draining"):
+        for _ in _until_timeout():
+            try:
+                lock.lock()
+            except Refusal:
+                continue
+            lock.unlock()
+            if output is Format.JSON:
+                print_json({"home": str(path), "phase": Phase.STOPPED.value})
+            else:
+                stdout.print("stopped")
+            return
+    stderr.print("still draining")
+    raise typer.Exit(5)
+
+
+def status(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """What the gateway of this machine is doing."""
+    found: dict[str, Any] = OperatorClient(home_of(node, home=home)).get("/operator/status")
+    if output is Format.JSON:
+        print_json(found)
+        return
+    stdout.print(f"[bold]{escape(found['nodeId'])}[/bold] ({found['tier']}) is {found['phase']}", highlight=False)
+    stdout.print(f"  at {found['url']}", highlight=False)
+    stdout.print(f"  up for {found['upSeconds']:,.0f} s, version {found['version']}", highlight=False)
+    stdout.print(f"  outbox: seq {found['outboxSeq']:,}", highlight=False)
+    stdout.print(f"  inbox: seq {found['inboxSeq']:,}, settled up to {found['inboxAckedSeq']:,}", highlight=False)
+    stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
+
+
+def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Look for what is wrong with this machine's gateway, and say what to do about it."""
+    path = home_of(node, home=home)
+    findings = [
+        _finding("home", lambda: _home_is_private(path)),
+        _finding("store", lambda: _store_is_whole(path)),
+        _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
+    ]
+    if output is Format.JSON:
+        print_json(findings)
+    else:
+        for found in findings:
+            mark = "[green]ok[/green]     " if found["ok"] else "[red]problem[/red]"
+            stdout.print(f"{mark} {found['check']}: {escape(found['message'])}", highlight=False)
+            if found["hint"]:
+                stdout.print(f"        {escape(found['hint'])}", highlight=False)
+    if not all(found["ok"] for found in findings):
+        raise typer.Exit(1)
+
+
+def _finding(check: str, look: Callable[[], str]) -> dict[str, Any]:
+    try:
+        return {"check": check, "ok": True, "message": look(), "hint": None}
+    except Refusal as refusal:
+        return {"check": check, "ok": False, "message": refusal.message, "hint": refusal.hint}
+
+
+def _home_is_private(path: Path) -> str:
+    if not path.is_dir():
+        raise Refusal(Code.NOT_FOUND, f"there is no home at {path}", hint="Start a gateway with `agentpost up`.")
+    Home(path).prepare()
+    return f"{path} is its owner's alone"
+
+
+def _store_is_whole(path: Path) -> str:
+    report = check_home(path)
+    if report.problems:
+        raise Refusal(Code.STORAGE_CORRUPT, report.problems[0])
+    return f"whole, {report.outbox_events:,} events in the outbox"
+
+
+def _until_timeout() -> Any:
+    """Ticks of 50 ms until the time is up."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.05)

@@ -1,0 +1,7 @@
+"""HTTP. Two doors that share no route: the public one on TCP, and the operator's on a socket inside the home.
+
+public     what other machines may ask
+operator   what the owner of the home may ask; the socket's permissions are the authorisation
+errors     a refusal as a response
+server     both doors around one gateway, until it is told to stop
+"""

@@ -1,0 +1,44 @@
+"""The one place that turns what went wrong into an HTTP response. Every error has the same JSON shape."""
+
+import logging
+from typing import Any
+
+from litestar import MediaType, Request, Response
+from litestar.exceptions import HTTPException
+
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["EXCEPTION_HANDLERS"]
+
+_log = logging.getLogger(__name__)
+
+_CODES = {404: Code.NOT_FOUND, 413: Code.TOO_LARGE, 429: Code.RATE_LIMITED}
+
+
+def _refused(_request: Request[Any, Any, Any], refusal: Refusal) -> Response[dict[str, Any]]:
+    return Response(refusal.to_wire(), status_code=refusal.status, media_type=MediaType.JSON)
+
+
+def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
+    """What the framework itself refuses: an unknown path, a wrong method, a body that is not JSON."""
+    code = _CODES.get(error.status_code, Code.MALFORMED)
+    hint = None
+    if error.status_code == 405:
+        hint = f"{request.method} is not a method of this path."
+    elif error.status_code == 404:
+        hint = "Check the path."
+    refusal = Refusal(code, error.detail or code.value, hint=hint)
+    return Response(refusal.to_wire(), status_code=error.status_code, media_type=MediaType.JSON)
+
+
+def _defect(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    _log.error("a defect in %s %s", request.method, request.url.path, exc_info=error)
+    refusal = Refusal(Code.INTERNAL, "the gateway failed to answer this request")
+    return Response(refusal.to_wire(), status_code=500, media_type=MediaType.JSON)
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {
+    Refusal: _refused,
+    HTTPException: _http_error,
+    Exception: _defect,
+}

@@ -1,0 +1,34 @@
+"""The public door: what any machine that reaches the port may ask."""
+
+from typing import Any
+
+from litestar import Litestar, MediaType, Response, get
+
+from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.gateway import Gateway, Phase
+
+__all__ = ["public_app"]
+
+_MAX_BODY_BYTES = 1_048_576 + 65_536
+
+
+def public_app(gateway: Gateway) -> Litestar:
+    """The ASGI application on the TCP port."""
+
+    @get("/health/live", sync_to_thread=False, summary="The process runs")
+    def live() -> dict[str, str]:
+        return {"status": "live"}
+
+    @get("/health/ready", sync_to_thread=False, summary="The gateway takes work")
+    def ready() -> Response[dict[str, Any]]:
+        is_ready = gateway.phase is Phase.READY
+        return Response(
+            {"status": gateway.phase.value}, status_code=200 if is_ready else 503, media_type=MediaType.JSON
+        )
+
+    return Litestar(
+        route_handlers=[live, ready],
+        exception_handlers=EXCEPTION_HANDLERS,
+        request_max_body_size=_MAX_BODY_BYTES,
+        openapi_config=None,
+    )

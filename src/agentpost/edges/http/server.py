@@ -1,0 +1,117 @@
+"""Serving a gateway: both doors on sockets that we made ourselves, until the gateway wants to stop."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from agentpost.edges.http.operator import operator_app
+from agentpost.edges.http.public import public_app
+from agentpost.gateway import Gateway
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.tasks import TaskOwner
+
+__all__ = ["OPERATOR_SOCKET", "serve"]
+
+OPERATOR_SOCKET: Final = "operator.sock"
+_DRAIN_SECONDS: Final = 10
+_LONGEST_SOCKET_PATH: Final = 107
+
+Ready = Callable[[str], None]
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves the signals to whoever runs the gateway."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
+    """Start the gateway, serve it, and stop it when it asks for that. `on_ready` gets the public URL."""
+    await gateway.start()
+    tasks = TaskOwner("http")
+    try:
+        with (
+            contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
+            _operator_socket(gateway.settings.home) as private,
+        ):
+            servers = [_server(public_app(gateway)), _server(operator_app(gateway))]
+            runs = [
+                tasks.spawn(server.serve(sockets=[at]), name=name)
+                for server, at, name in zip(servers, (public, private), ("public", "operator"), strict=True)
+            ]
+            while not all(server.started for server in servers):
+                if any(run.done() for run in runs):
+                    raise Refusal(Code.UNAVAILABLE, "the HTTP server did not start; its log says why")
+                await asyncio.sleep(0.005)
+            gateway.url = _url(public)
+            on_ready(gateway.url)
+            await gateway.stopping.wait()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*runs)
+    finally:
+        await tasks.close()
+        await gateway.stop()
+
+
+def _server(app: Any) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            # Request lines may carry what must not be logged (AUTH-9).
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            ws_max_size=1_048_576,
+        )
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, proto)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise Refusal(
+            Code.UNAVAILABLE,
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="Another program may use the port; choose one with --listen.",
+        ) from None
+    return listening
+
+
+@contextlib.contextmanager
+def _operator_socket(home: Path) -> Generator[socket.socket]:
+    """A socket that only the owner of the home can open, and that goes away with the gateway."""
+    path = home / OPERATOR_SOCKET
+    if len(str(path)) > _LONGEST_SOCKET_PATH:
+        raise Refusal(
+            Code.HOME_UNSAFE, f"the path of the home is too long for a socket: {home}", hint="Use a shorter one."
+        )
+    # The home is locked, so whatever is there was left behind by a gateway that died.
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        path.chmod(0o600)
+        yield listening
+    finally:
+        listening.close()
+        path.unlink(missing_ok=True)
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

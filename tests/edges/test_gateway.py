@@ -1,0 +1,177 @@
+"""The gateway as a process: it comes up, says how it is, drains, and comes back."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentpost.config import load_settings
+from agentpost.protocol.errors import Refusal
+from agentpost.store.integrity import check_home
+from tests.edges.running import TIMEOUT_SECONDS, running_gateway, start_gateway
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "vps-jane"
+
+
+def agentpost(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentpost", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+
+
+def test_it_comes_up_and_tells_its_health(home: Path) -> None:
+    """A gateway that is up is live and ready, and its status names node, tier and key."""
+    with running_gateway(home) as gateway:
+        assert httpx.get(f"{gateway.url}/health/live").json() == {"status": "live"}
+        ready = httpx.get(f"{gateway.url}/health/ready")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+        status = gateway.operator.get("/operator/status")
+        assert (status["nodeId"], status["tier"], status["phase"]) == ("vps-jane", "backbone", "ready")
+        assert status["url"] == gateway.url
+        assert len(status["signingPublicKey"]) == 43
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_stops_it(home: Path, how: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C stop the gateway in order: exit code 0, the socket gone, the home whole and free."""
+    with running_gateway(home) as gateway:
+        assert gateway.end(how) == 0
+    assert not (home / "operator.sock").exists()
+    assert check_home(home).problems == ()
+    with running_gateway(home) as again:
+        assert again.end() == 0
+
+
+def test_down_returns_when_the_home_is_free(home: Path) -> None:
+    """After `agentpost down` the same home can be started at once; a second `down` finds nobody (exit code 3)."""
+    with running_gateway(home) as gateway:
+        assert agentpost("down", "--home", str(home)).returncode == 0
+        assert gateway.process.wait(TIMEOUT_SECONDS) == 0
+    assert agentpost("down", "--home", str(home)).returncode == 3
+
+
+def test_after_kill_9_it_comes_up_again(home: Path) -> None:
+    """A killed gateway leaves a lock and a socket behind, and neither keeps the next one from starting."""
+    with running_gateway(home) as gateway:
+        key = gateway.operator.get("/operator/status")["signingPublicKey"]
+        gateway.end(signal.SIGKILL)
+    assert (home / "operator.sock").exists()
+    with running_gateway(home) as again:
+        assert again.operator.get("/operator/status")["signingPublicKey"] == key
+
+
+def test_a_second_gateway_in_the_same_home_is_refused(home: Path) -> None:
+    """Two gateways never share a home: the second one says who has it and leaves the first alone."""
+    with running_gateway(home) as gateway:
+        second = start_gateway(home, "--node", "vps-jane", "--listen", "127.0.0.1:0")
+        _, errors = second.communicate(timeout=TIMEOUT_SECONDS)
+        assert second.returncode == 1
+        assert f"in use by process {gateway.process.pid}" in errors
+        assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
+
+
+def test_a_port_that_is_taken_is_said_so(home: Path, tmp_path: Path) -> None:
+    """A gateway that cannot listen says which address and what to do, and lets go of its home."""
+    with running_gateway(home) as gateway:
+        address = gateway.url.removeprefix("http://")
+        second = start_gateway(tmp_path / "other", "--node", "mbp-jane", "--listen", address)
+        _, errors = second.communicate(timeout=TIMEOUT_SECONDS)
+        assert second.returncode == 3
+        assert f"cannot listen on {address}" in errors
+        assert "Traceback" not in errors
+
+
+def test_being_on_loopback_opens_no_operator_call(home: Path) -> None:
+    """What an operator may do is not on the port at all; it takes the socket, which is the owner's alone."""
+    with running_gateway(home) as gateway:
+        for method, path in [("GET", "/operator/status"), ("POST", "/operator/shutdown")]:
+            refused = httpx.request(method, f"{gateway.url}{path}")
+            assert refused.status_code == 404
+            assert refused.json()["error"]["code"] == "not_found"
+        assert stat.S_IMODE((home / "operator.sock").stat().st_mode) == 0o600
+        assert gateway.operator.get("/operator/status")["phase"] == "ready"
+
+
+def test_everything_in_a_home_is_its_owners_alone(home: Path) -> None:
+    """No file of a home can be read by others, whatever the umask."""
+    before = os.umask(0)
+    try:
+        with running_gateway(home) as gateway:
+            gateway.end()
+    finally:
+        os.umask(before)
+    open_to_others = [path for path in [home, *home.rglob("*")] if path.stat().st_mode & 0o077]
+    assert open_to_others == []
+
+
+def test_what_was_said_once_need_not_be_said_again(home: Path) -> None:
+    """The first start writes the settings down; flags and environment still win over them."""
+    with running_gateway(home) as gateway:
+        gateway.end()
+    kept = load_settings(home=home, flags={}, environment={})
+    assert (kept.node_id, kept.tier, kept.listen_port) == ("vps-jane", "backbone", 0)
+    by_environment = load_settings(home=home, flags={}, environment={"AGENTPOST_LISTEN": "127.0.0.1:7802"})
+    assert by_environment.listen_port == 7802
+    by_flag = load_settings(
+        home=home, flags={"listen": "[::1]:7803"}, environment={"AGENTPOST_LISTEN": "127.0.0.1:7802"}
+    )
+    assert (by_flag.listen_host, by_flag.listen_port) == ("::1", 7803)
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        ({"node": "../x"}, "node"),
+        ({"node": ""}, "node"),
+        ({"node": "a\0b"}, "node"),
+        ({"node": "ok", "tier": "king"}, "tier"),
+        ({"node": "ok", "listen": "7801"}, "listen"),
+        ({"node": "ok", "listen": "host:99999"}, "listen"),
+        ({"node": "ok", "listen": "host:-1"}, "listen"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, flags: dict[str, str], field: str) -> None:
+    """A setting that cannot be is refused with its name, and no home is made for it."""
+    with pytest.raises(Refusal) as refused:
+        load_settings(home=tmp_path / "new", flags=flags, environment={})
+    assert refused.value.field == field
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_broken_settings_file_is_said_so(tmp_path: Path) -> None:
+    """A settings file that is not TOML, or that has a word we do not know, is named with the line or the word."""
+    (tmp_path / "agentpost.toml").write_text("node = ")
+    with pytest.raises(Refusal, match="not valid TOML"):
+        load_settings(home=tmp_path, flags={}, environment={})
+    (tmp_path / "agentpost.toml").write_text('node = "a"\nnoed = "b"\n')
+    with pytest.raises(Refusal, match="noed is not a setting"):
+        load_settings(home=tmp_path, flags={}, environment={})
+
+
+def test_doctor_says_what_is_wrong(home: Path) -> None:
+    """`agentpost doctor` is content with a running gateway, and names what is wrong with a stopped or open one."""
+    with running_gateway(home) as gateway:
+        assert agentpost("doctor", "--home", str(home)).returncode == 0
+        gateway.end()
+    home.chmod(0o755)
+    shown = agentpost("doctor", "--home", str(home))
+    assert shown.returncode == 1
+    assert "chmod 700" in shown.stdout
+    assert "no gateway runs" in shown.stdout
+
+
+def test_up_in_the_background_returns_once_it_is_ready(home: Path) -> None:
+    """`agentpost up --detach` leaves a gateway that answers, and `agentpost down` ends it."""
+    started = agentpost("up", "--detach", "--home", str(home), "--node", "vps-jane", "--listen", "127.0.0.1:0")
+    try:
+        assert started.returncode == 0, started.stderr
+        assert agentpost("status", "--home", str(home)).returncode == 0
+    finally:
+        assert agentpost("down", "--home", str(home)).returncode == 0
