@@ -27,9 +27,6 @@ LOST: Final = "something acknowledged is missing"
 HALF: Final = "something is half there"
 
 
-_TEMPLATE: Final = "template"
-
-
 class State(NamedTuple):
     """Everything that a database says, as SQL sees it."""
 
@@ -87,6 +84,10 @@ class Course(NamedTuple):
     def after(self, operations: int) -> State:
         return self.states[self.opened + operations]
 
+    def same(self, state: State) -> State:
+        """The state, as the object that is here already, so that a thousand survivors do not keep a thousand copies."""
+        return next((each for each in self.states if each == state), state)
+
 
 class Survivor(NamedTuple):
     """A database after a restart: what it said, and what was wrong with it."""
@@ -102,32 +103,26 @@ class Referee:
     def __init__(self, scenario: Scenario, root: Path) -> None:
         self._scenario = scenario
         self._root = root
-        self._made = 0
         self._courses: dict[tuple[Operation, ...], Course] = {}
         self._survivors: dict[bytes, Survivor] = {}
 
-    def directory(self) -> Path:
-        """A new directory that only its owner can look into."""
-        self._made += 1
-        path = self._root / str(self._made)
-        path.mkdir(mode=0o700)
-        return path
-
-    def tidy(self) -> None:
-        """Remove the homes of the runs that have been judged."""
-        for path in self._root.iterdir():
-            if path.name != _TEMPLATE:
-                shutil.rmtree(path)
-
-    async def home(self) -> Path:
-        """A home of its own, as the scenario finds it."""
-        template = self._root / _TEMPLATE
+    async def home(self, name: str = "home") -> Path:
+        """A home as the scenario finds it. It takes the place of the last one of this name."""
+        template = self._root / "template"
         before = self._scenario.before
         if before is not None and not template.exists():
             await self._prepare(template, before)
-        path = self.directory()
+        path = self._emptied(name)
         if before is not None:
-            shutil.copy(Home(template).database, Home(path).database)
+            shutil.copy(Home(template).database, path)
+        return path
+
+    def _emptied(self, name: str) -> Path:
+        """A directory without a database. Making one anew each time would take longer than the tests in it."""
+        path = self._root / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        for file in path.glob(f"{Home(path).database.name}*"):
+            file.unlink()
         return path
 
     async def _prepare(self, path: Path, before: Sequence[Operation]) -> None:
@@ -144,7 +139,7 @@ class Referee:
         return self._courses[operations]
 
     async def _take_course(self, operations: Sequence[Operation], *, as_written: bool) -> Course:
-        home = await self.home()
+        home = await self.home("course")
         states = [read_state(home)]
         with closing(Database.open_writer(Home(home).database, synchronous="OFF")) as database:
             for version in range(database.schema_version() + 1, len(self._scenario.migrations) + 1):
@@ -165,7 +160,6 @@ class Referee:
                 operation.leaves(store)
             states.append(read_state(home))
         await store.close()
-        shutil.rmtree(home)
         return Course(states=tuple(states), opened=at, answers=tuple(answers))
 
     async def problems(self, run: Run, disk: Disk, keep: Keep, seed: int = 0) -> list[str]:
@@ -175,7 +169,9 @@ class Referee:
         least = course.opened if run.opened_at is not None else 0
         if run.acknowledged:
             last, _ = run.acknowledged[-1]
-            least += self._scenario.operations.index(last) + 1
+            done = self._scenario.operations[: self._scenario.operations.index(last) + 1]
+            assert [operation for operation, _ in run.acknowledged] == [each for each in done if not each.is_refused]
+            least += len(done)
         most = course.opened + run.attempted
         problems = list(survivor.problems)
         if survivor.state not in course.states[least : most + 1]:
@@ -184,18 +180,19 @@ class Referee:
 
     async def survivor(self, disk: Disk, keep: Keep, seed: int = 0) -> Survivor:
         """What the disk has kept, after a restart. Equal files are looked at once."""
-        home = self.directory()
-        disk.survive(home, keep=keep, seed=seed)
-        digest = _digest(home)
+        kept = self._emptied("kept")
+        disk.survive(kept, keep=keep, seed=seed)
+        digest = _digest(kept)
         if digest not in self._survivors:
-            self._survivors[digest] = await self._restart(home)
-        shutil.rmtree(home)
+            self._survivors[digest] = await self._restart(kept)
         return self._survivors[digest]
 
-    async def _restart(self, home: Path) -> Survivor:
+    async def _restart(self, kept: Path) -> Survivor:
         course = await self.course()
-        # Opening ends what an interrupted opening has begun, so what that left has to be read before.
-        found = self._read_copy(home) if course.opened else None
+        home = self._emptied("restarted")
+        shutil.copytree(kept, home, dirs_exist_ok=True)
+        # Opening ends what an interrupted opening has begun, so what that left has to be read apart.
+        found = read_state(kept) if course.opened else None
         try:
             store = open_store(home, synchronous="OFF")
         except Refusal as refusal:
@@ -209,19 +206,12 @@ class Referee:
         if await store.append([message(1000)]) != Appended(first_seq=following, last_seq=following):
             problems.append("the next event does not get the next seq")
         await store.close()
-        return Survivor(found or opened, tuple(problems))
-
-    def _read_copy(self, home: Path) -> State:
-        copy = self.directory()
-        shutil.copytree(home, copy, dirs_exist_ok=True)
-        state = read_state(copy)
-        shutil.rmtree(copy)
-        return state
+        return Survivor(course.same(found or opened), tuple(problems))
 
 
-def _digest(home: Path) -> bytes:
+def _digest(directory: Path) -> bytes:
     digest = hashlib.sha256()
-    for path in sorted(home.iterdir()):
+    for path in sorted(directory.iterdir()):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.digest()

@@ -27,7 +27,6 @@ from agentpost.bench.measure import Metric, Say, seconds_of
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.envelope import MessageEvent
 from agentpost.store.home import Home
-from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import CHAIN_START
@@ -37,6 +36,7 @@ __all__ = ["bench_store"]
 T = TypeVar("T")
 
 _BATCH: Final = 256
+_INSERT: Final = "INSERT INTO outbox (seq, event_id, chain, body) VALUES (?, ?, ?, ?)"
 _CALLERS: Final = (1, 16, 256)
 _APPENDS: Final = {1: 400, 16: 6_400, 256: 51_200}
 _SMALL_ROWS: Final = 10_000
@@ -83,7 +83,7 @@ def _raw_rate(root: Path) -> float:
     def write() -> None:
         for at in range(0, count, _BATCH):
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(SQL.append_event, rows[at : at + _BATCH])
+            connection.executemany(_INSERT, rows[at : at + _BATCH])
             connection.execute("COMMIT")
 
     gc.collect()

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import httpx
 
-from agentpost.edges.http.server import OPERATOR_SOCKET
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.home import Home
 
 __all__ = ["OperatorClient"]
 
@@ -26,7 +26,7 @@ class OperatorClient:
         return self._call("POST", path, body or {})
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        transport = httpx.HTTPTransport(uds=str(self._home / OPERATOR_SOCKET))
+        transport = httpx.HTTPTransport(uds=str(Home(self._home).operator_socket))
         try:
             # The host is only there because a URL has one: the socket decides who answers.
             with httpx.Client(transport=transport, base_url="http://gateway", timeout=_TIMEOUT_SECONDS) as http:

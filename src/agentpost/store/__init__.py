@@ -10,9 +10,10 @@ sqlite        the store on a disk: joins the parts below
   inbox, deliveries   what was taken for whom; what became of what was sent
   compaction, blobs   pruning; large content
   joining             invites, and the nodes whose keys are known
+  room_log            the updates of the room
   queries, sql/, migrations/   the SQL, by name and by version
 memory        the same store without a disk, for tests and simulation
-  memory_keeping      its replay guard, audit log and blobs
+  memory_keeping      its replay guard, audit log, room and blobs
   memory_joining      its invites and known nodes
 integrity     check and back up a home while its gateway runs
 rules         what both stores refuse, and why

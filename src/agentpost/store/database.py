@@ -143,6 +143,12 @@ class Database:
         with translated:
             self._connection.executemany(sql, rows)
 
+    def run_packed(self, sql: str, first: int, values: Sequence[bytes]) -> None:
+        """Run a statement over an array of values that SQLite reads by itself, without Python in between."""
+        self.writes += 1
+        with translated:
+            self._connection.execute(sql, (first, apsw.carray(tuple(values))))
+
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         with translated:
             return self._connection.execute(sql, values).fetchall()

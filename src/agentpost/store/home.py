@@ -14,6 +14,7 @@ __all__ = ["Home", "sync_directory", "write_private"]
 _DATABASE: Final = "agentpost.db"
 _LOCK: Final = "gateway.lock"
 _KEYS: Final = "keys"
+_OPERATOR_SOCKET: Final = "operator.sock"
 
 
 class Home:
@@ -23,6 +24,7 @@ class Home:
         self.path = path
         self.database = path / _DATABASE
         self.keys = path / _KEYS
+        self.operator_socket = path / _OPERATOR_SOCKET
         self._lock_fd: int | None = None
 
     def exists(self) -> bool:

@@ -156,6 +156,20 @@ class Store(Protocol):
         """Revoke a node and withdraw its open invites (ROOM-6). False if there was nothing to take away."""
         ...
 
+    # The room
+
+    def append_room_update(self, update: bytes) -> Awaitable[None]:
+        """Keep an update of the room after those that are kept already."""
+        ...
+
+    def room_updates(self) -> list[bytes]:
+        """The updates in the order in which they were kept; together they are the room."""
+        ...
+
+    def compact_room(self, snapshot: bytes) -> Awaitable[None]:
+        """Put one update, which is the whole room, in the place of all."""
+        ...
+
     # Blobs
 
     def begin_blob(self, blob: Blob, *, at_ms: int) -> Awaitable[None]: ...

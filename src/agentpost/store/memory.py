@@ -92,7 +92,8 @@ class MemoryStore(MemoryJoining):
         seq, chain = self.head().seq, self.head().chain
         stored: list[StoredEvent] = []
         for event in events:
-            rules.check_own(event, self._node_id)
+            if event.source_node_id != self._node_id:
+                raise rules.foreign_source(event, self._node_id)
             seq += 1
             raw = rules.encode_for_outbox(replace(event, seq=seq))
             chain = rules.chain_after(chain, raw)

@@ -1,4 +1,4 @@
-"""What the store in memory keeps beside its two streams: the replay guard, the audit log and the blobs."""
+"""What the store in memory keeps beside its streams: the replay guard, the audit log, the room's updates, the blobs."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,7 @@ class MemoryKeeping:
         self._closed = False
         self._seen: dict[tuple[str, bytes], int] = {}
         self._audit: list[AuditEntry] = []
+        self._room_updates: list[bytes] = []
         self._blobs: dict[str, Blob] = {}
         self._chunks: dict[str, dict[int, bytes]] = {}
 
@@ -43,6 +44,18 @@ class MemoryKeeping:
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]:
         self._check_open()
         return _copies(self._audit[max(after_id, 0) :][:limit])
+
+    async def append_room_update(self, update: bytes) -> None:
+        self._check_open()
+        self._room_updates.append(update)
+
+    def room_updates(self) -> list[bytes]:
+        self._check_open()
+        return list(self._room_updates)
+
+    async def compact_room(self, snapshot: bytes) -> None:
+        self._check_open()
+        self._room_updates = [snapshot]
 
     async def begin_blob(self, blob: Blob, *, at_ms: int) -> None:
         self._check_open()

@@ -31,9 +31,9 @@ __all__ = [
     "check_blob",
     "check_chunk",
     "check_new_invite",
-    "check_own",
     "consumed",
     "encode_for_outbox",
+    "foreign_source",
     "expect_blob",
     "expect_entry",
     "expect_open_entry",
@@ -47,6 +47,7 @@ __all__ = [
     "unseen",
 ]
 
+EVENT_ID_LENGTH: Final = 30
 MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
 
 
@@ -55,19 +56,20 @@ def chain_after(chain: bytes, body: bytes) -> bytes:
     return sha256(chain + body).digest()
 
 
-def check_own(event: Event, node_id: str) -> None:
-    """PIPE-1: an outbox takes only events of its own node."""
-    if event.source_node_id != node_id:
-        raise Refusal(
-            Code.FOREIGN_SOURCE,
-            f"the outbox of {node_id} does not take events of {event.source_node_id}",
-            field="sourceNodeId",
-            corr_id=event.corr_id,
-        )
+def foreign_source(event: Event, node_id: str) -> Refusal:
+    """The answer to an event of another node (PIPE-1)."""
+    return Refusal(
+        Code.FOREIGN_SOURCE,
+        f"the outbox of {node_id} does not take events of {event.source_node_id}",
+        field="sourceNodeId",
+        corr_id=event.corr_id,
+    )
 
 
 def encode_for_outbox(event: Event) -> bytes:
     """The bytes that stand in the outbox, or a refusal: what cannot be read back must not get in."""
+    if len(event.event_id) != EVENT_ID_LENGTH or not event.event_id.isascii():
+        raise Refusal(Code.INVALID_FIELD, "eventId must be evt_ and a ULID", field="eventId")
     try:
         body = encode_event(event)
     except (OverflowError, RecursionError, TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
 This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`,
-`joining` and `blobs`.
+`joining`, `room_log` and `blobs`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId, InviteId
-from agentpost.store import blobs, compaction, deliveries, inbox, joining
+from agentpost.store import blobs, compaction, deliveries, inbox, joining, room_log
 from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.queries import SQL
@@ -119,7 +119,7 @@ class SqliteStore:
         self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
     ) -> "asyncio.Future[Appended]":
         if not changes:
-            return self._writer.submit(lambda tx: tx.append(events, deliveries))
+            return self._writer.append(events, deliveries)
         return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes))
 
     def head(self) -> Head:
@@ -253,6 +253,17 @@ class SqliteStore:
 
     def revoke_node(self, node_id: str, *, at_ms: int) -> "asyncio.Future[bool]":
         return self._writer.submit(lambda tx: joining.revoke_node(tx, node_id, at_ms))
+
+    # The room
+
+    def append_room_update(self, update: bytes) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: room_log.append_room_update(tx, update))
+
+    def room_updates(self) -> list[bytes]:
+        return room_log.room_updates(self._reader())
+
+    def compact_room(self, snapshot: bytes) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: room_log.compact_room(tx, snapshot))
 
     # Blobs
 

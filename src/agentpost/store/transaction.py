@@ -13,7 +13,7 @@ from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.queries import SQL
-from agentpost.store.rules import chain_after, check_own, encode_for_outbox, unplaced
+from agentpost.store.rules import chain_after, encode_for_outbox, foreign_source, unplaced
 from agentpost.store.values import Appended
 
 __all__ = ["Transaction", "delivery_row"]
@@ -33,28 +33,27 @@ class Transaction:
         self.seq: int = last[0]
         self._chain: bytes = last[1]
         self.inbox_seq: int = database.value(SQL.inbox_latest_seq) or gateway[4]
-        self._events: list[tuple[int, str, bytes, bytes]] = []
+        self._packed: list[bytes] = []
         self._deliveries: list[tuple[object, ...]] = []
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
         seq, chain, node_id = self.seq, self._chain, self.node_id
-        rows: list[tuple[int, str, bytes, bytes]] = []
+        packed: list[bytes] = []
         for event in events:
-            check_own(event, node_id)
+            if event.source_node_id != node_id:
+                raise foreign_source(event, node_id)
             seq += 1
             body = encode_for_outbox(replace(event, seq=seq))
             chain = chain_after(chain, body)
-            rows.append((seq, event.event_id, chain, body))
+            # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch without
+            # asking Python for every value.
+            packed.append(event.event_id.encode() + chain + body)
         # Nothing above has changed anything: an event that cannot be encoded leaves no trace.
         if deliveries:
-            places = {row[1]: row[0] for row in rows}
-            try:
-                self._deliveries += [delivery_row(delivery, places[delivery.event_id]) for delivery in deliveries]
-            except KeyError as missing:
-                raise unplaced(missing.args[0]) from None
-        self._events += rows
+            self._deliveries += _placed(deliveries, events, self.seq)
+        self._packed += packed
         self.database.writes += 1
         appended = Appended(first_seq=self.seq + 1, last_seq=seq)
         self.seq, self._chain = seq, chain
@@ -62,9 +61,9 @@ class Transaction:
 
     def flush(self) -> None:
         """Write what was gathered, so that statements can see it."""
-        if self._events:
-            self.database.run_many(SQL.append_event, self._events)
-            self._events = []
+        if self._packed:
+            self.database.run_packed(SQL.append_events, self.seq - len(self._packed), self._packed)
+            self._packed = []
         if self._deliveries:
             self.database.run_many(SQL.add_delivery, self._deliveries)
             self._deliveries = []
@@ -78,9 +77,18 @@ class Transaction:
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
     def rollback(self) -> None:
-        self._events, self._deliveries = [], []
+        self._packed, self._deliveries = [], []
         self.seq, self._chain, self.inbox_seq = self._durable
         self.database.rollback()
+
+
+def _placed(deliveries: Sequence[Delivery], events: Sequence[Event], before_seq: int) -> list[tuple[object, ...]]:
+    """The rows of new deliveries, each at the place of its event."""
+    places = {event.event_id: before_seq + place for place, event in enumerate(events, start=1)}
+    try:
+        return [delivery_row(delivery, places[delivery.event_id]) for delivery in deliveries]
+    except KeyError as missing:
+        raise unplaced(missing.args[0]) from None
 
 
 def delivery_row(delivery: Delivery, seq: int) -> tuple[object, ...]:

@@ -46,7 +46,7 @@ class Head(Struct, frozen=True, kw_only=True):
     chain: bytes
 
 
-class Appended(Struct, frozen=True, kw_only=True):
+class Appended(Struct, frozen=True, kw_only=True, gc=False):
     """Where an append ended up. The events stand at `first_seq` to `last_seq`, in the order given."""
 
     first_seq: int

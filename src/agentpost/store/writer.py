@@ -12,15 +12,18 @@ undone, its callers are told, and the next one may succeed.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import ConstraintViolated, Database
 from agentpost.store.transaction import Transaction
+from agentpost.store.values import Appended
 
 __all__ = ["Writer"]
 
@@ -39,14 +42,20 @@ class _Job(Struct, eq=False):
     An error's traceback leads back to its job, a cycle that only the garbage collector ends: so no `gc=False` here.
     """
 
-    work: Callable[[Transaction], Any]
     future: "asyncio.Future[Any]"
+    # Appends are nearly all there is to do, so they need no function of their own: None means `append` of these.
+    work: Callable[[Transaction], Any] | None = None
+    events: Sequence[Event] = ()
+    deliveries: Sequence[Delivery] = ()
     result: Any = None
     error: Exception | None = None
 
 
 class Writer:
-    """Owns the write connection from the moment it is started until it is stopped."""
+    """Owns the write connection from the moment it is started until it is stopped.
+
+    Belongs to the event loop of its first caller, and to another one only after that is closed.
+    """
 
     def __init__(
         self, database: Database, *, transaction: Transaction, on_failure: Callable[[Refusal], None] | None = None
@@ -57,8 +66,7 @@ class Writer:
         self._waiting: SimpleQueue[_Job | None] = SimpleQueue()
         self._failure: Refusal | None = None
         self._stopped = False
-        # Between "not stopped" and the queue there must be no stop: nobody would answer what is put in after it.
-        self._gate = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="agentpost-writer", daemon=True)
         self._thread.start()
 
@@ -69,23 +77,51 @@ class Writer:
 
     def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
         """Run `work` in the next transaction. The future is done when that is durable."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        with self._gate:
-            if self._stopped:
-                future.set_exception(Refusal(Code.UNAVAILABLE, "the store is closed"))
-            elif self._failure is not None:
-                # Anew for each: an exception keeps the frames of everyone who was handed it.
-                future.set_exception(Refusal(self._failure.code, self._failure.message))
-            else:
-                self._waiting.put(_Job(work, future))
+        future: asyncio.Future[T] = self._callers_loop().create_future()
+        self._put(_Job(future, work))
         return future
+
+    def append(self, events: Sequence[Event], deliveries: Sequence[Delivery]) -> "asyncio.Future[Appended]":
+        """Append in the next transaction."""
+        future: asyncio.Future[Appended] = self._callers_loop().create_future()
+        self._put(_Job(future, None, events, deliveries))
+        return future
+
+    def _callers_loop(self) -> asyncio.AbstractEventLoop:
+        # Asking asyncio for the loop each time would cost as much as the rest of a submission.
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def _put(self, job: _Job) -> None:
+        if self._failure is not None:
+            # Anew for each: an exception keeps the frames of everyone who was handed it.
+            job.future.set_exception(Refusal(self._failure.code, self._failure.message))
+            return
+        self._waiting.put(job)
+        if self._stopped:
+            # It may have come after the last look of the thread; whoever finds it in the queue answers.
+            self._refuse_leftovers()
 
     def stop(self) -> None:
         """Finish what is waiting, then end the thread. Blocks until it has."""
-        with self._gate:
-            self._stopped = True
-            self._waiting.put(None)
+        self._stopped = True
+        self._waiting.put(None)
         self._thread.join()
+        self._refuse_leftovers()
+
+    def _refuse_leftovers(self) -> None:
+        """Answer what nobody will do any more. While the thread lives, it is the one who answers."""
+        if self._thread.is_alive():
+            return
+        leftovers: list[_Job] = []
+        with contextlib.suppress(Empty):
+            while True:
+                job = self._waiting.get_nowait()
+                if job is not None:
+                    job.error = Refusal(Code.UNAVAILABLE, "the store is closed")
+                    leftovers.append(job)
+        self._answer(leftovers)
 
     def _run(self) -> None:
         more = True
@@ -97,7 +133,7 @@ class Writer:
                 else:
                     for job in jobs:
                         job.error = self._failure
-                _answer(jobs)
+                self._answer(jobs)
             if self._failure is None and self._database.log_pages >= _CHECKPOINT_AT_PAGES:
                 self._checkpoint()
 
@@ -133,7 +169,10 @@ class Writer:
             for job in jobs:
                 before = database.writes
                 try:
-                    job.result = job.work(transaction)
+                    if job.work is None:
+                        job.result = transaction.append(job.events, job.deliveries)
+                    else:
+                        job.result = job.work(transaction)
                 except Exception as error:
                     job.error = _as_refusal(error)
                     if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
@@ -151,6 +190,13 @@ class Writer:
             for each in jobs:
                 each.error = each.error or self._failure or _as_refusal(error)
         return True
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        """Wake the callers, all with one call into their loop."""
+        if jobs:
+            # A closed loop has nobody who waits any more, and what was written stays written.
+            with contextlib.suppress(RuntimeError):
+                jobs[0].future.get_loop().call_soon_threadsafe(_resolve, jobs)
 
     def _undo(self) -> None:
         try:
@@ -177,16 +223,6 @@ def _as_refusal(error: Exception) -> Exception:
     if isinstance(error, ConstraintViolated):
         return Refusal(Code.CONFLICT, f"the store refused it: {error}")
     return error
-
-
-def _answer(jobs: list[_Job]) -> None:
-    """Wake the callers, each loop once for all of its jobs."""
-    loops = {job.future.get_loop() for job in jobs}
-    for loop in loops:
-        done = jobs if len(loops) == 1 else [job for job in jobs if job.future.get_loop() is loop]
-        # A closed loop has nobody who waits any more, and what was written stays written.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, done)
 
 
 def _resolve(jobs: list[_Job]) -> None:

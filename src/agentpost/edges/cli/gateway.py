@@ -16,7 +16,6 @@ from rich.markup import escape
 
 from agentpost.config import Settings, home_of, load_settings
 from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
-from agentpost.edges.http.server import serve
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.gateway import Gateway, Phase
 from agentpost.protocol.errors import Code, Refusal
@@ -88,6 +87,9 @@ def up(
 
 
 async def _run(settings: Settings, on_ready: Callable[[str], None]) -> Phase:
+    # The HTTP framework takes longer to load than any other command takes to run.
+    from agentpost.edges.http.server import serve
+
     gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance())
     loop = asyncio.get_running_loop()
     for wanted in (signal.SIGTERM, signal.SIGINT):

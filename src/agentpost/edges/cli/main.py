@@ -11,10 +11,7 @@ from rich.markup import escape
 
 from agentpost import __version__
 from agentpost.bench.measure import Metric
-from agentpost.bench.protocol import bench_protocol
-from agentpost.bench.store import bench_store
 from agentpost.config import home_of
-from agentpost.demo import run_demo
 from agentpost.edges.cli import gateway
 from agentpost.edges.cli.output import (
     Format,
@@ -76,6 +73,8 @@ def agentpost(
 @app.command(epilog="Example: [bold]agentpost demo[/bold]")
 def demo(output: FormatOption = Format.TEXT) -> None:
     """See it work: a message is appended, the process is killed, and nothing acknowledged is lost."""
+    from agentpost.demo import run_demo
+
     result = run_demo(stdout if output is Format.TEXT else stderr)
     if output is Format.JSON:
         print_json(result)
@@ -143,6 +142,8 @@ def store_backup(
 @bench_app.command("protocol", epilog="Example: [bold]agentpost bench protocol -o json[/bold]")
 def bench_protocol_command(rounds: RoundsOption = 5, output: FormatOption = Format.TEXT) -> None:
     """Decode, validate, encode and route: the pure core, on one core of this machine."""
+    from agentpost.bench.protocol import bench_protocol
+
     _print_metrics("protocol", bench_protocol(rounds=rounds, say=say), output)
 
 
@@ -153,6 +154,8 @@ def bench_store_command(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Durable appends for 1, 16 and 256 callers next to raw SQLite, and the cost of size. Needs 1 kB of disk a row."""
+    from agentpost.bench.store import bench_store
+
     _print_metrics("store", bench_store(rounds=rounds, rows=rows, say=say), output)
 
 

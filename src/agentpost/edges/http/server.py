@@ -13,11 +13,11 @@ from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import public_app
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.home import Home
 from agentpost.tasks import TaskOwner
 
-__all__ = ["OPERATOR_SOCKET", "serve"]
+__all__ = ["serve"]
 
-OPERATOR_SOCKET: Final = "operator.sock"
 _DRAIN_SECONDS: Final = 10
 _LONGEST_SOCKET_PATH: Final = 107
 
@@ -95,7 +95,7 @@ def _listen(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def _operator_socket(home: Path) -> Generator[socket.socket]:
     """A socket that only the owner of the home can open, and that goes away with the gateway."""
-    path = home / OPERATOR_SOCKET
+    path = Home(home).operator_socket
     if len(str(path)) > _LONGEST_SOCKET_PATH:
         raise Refusal(
             Code.HOME_UNSAFE, f"the path of the home is too long for a socket: {home}", hint="Use a shorter one."

@@ -1,5 +1,7 @@
--- name: append_event
-INSERT INTO outbox (seq, event_id, chain, body) VALUES (?, ?, ?, ?)
+-- name: append_events
+-- Each value is one row in one piece: 30 bytes of event id, 32 of chain, and the body.
+INSERT INTO outbox (seq, event_id, chain, body)
+SELECT ?1 + rowid, CAST(substr(value, 1, 30) AS TEXT), substr(value, 31, 32), substr(value, 63) FROM carray(?2)
 
 -- name: outbox_head
 SELECT seq, chain FROM outbox ORDER BY seq DESC LIMIT 1
