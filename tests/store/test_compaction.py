@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agentpost.protocol.errors import Code
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.store.integrity import check_home
 from agentpost.store.interface import Store
@@ -21,6 +22,7 @@ from tests.store.building import (
     incoming,
     open_sqlite,
     outbox_seqs,
+    refused,
     visible,
 )
 
@@ -224,3 +226,9 @@ async def test_a_subscriber_is_what_it_said_last(store: Store) -> None:
     await store.note_subscriber(a_subscriber(5, node_id="node-c"))
     await store.note_subscriber(a_subscriber(4, updated_at_ms=START_MS + 1))
     assert store.subscribers() == [a_subscriber(4, updated_at_ms=START_MS + 1), a_subscriber(5, node_id="node-c")]
+
+
+async def test_a_retention_below_nothing_is_refused(store: Store) -> None:
+    """A negative retention would prune what was not read yet; it is refused."""
+    with refused(Code.INVALID_FIELD):
+        await store.compact(now_ms=0, retention_events=-1)

@@ -72,7 +72,7 @@ def open_blob(chunks: Sequence[bytes], key: bytes) -> bytes:
             cipher.decrypt(_nonce(part), data, _place(part, len(chunks))) for part, data in enumerate(chunks)
         )
     except InvalidTag:
-        raise Refusal(Code.STORAGE_CORRUPT, "the content does not open with this key, or was altered") from None
+        raise Refusal(Code.INVALID_FIELD, "the content does not open with this key, or was altered") from None
 
 
 def _nonce(part: int) -> bytes:

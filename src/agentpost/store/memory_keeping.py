@@ -39,7 +39,8 @@ class MemoryKeeping:
 
     async def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         self._check_open()
-        self._audit += _copies(entries)
+        first_id = len(self._audit) + 1
+        self._audit += [replace(entry, id=first_id + place) for place, entry in enumerate(_copies(entries))]
 
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]:
         self._check_open()

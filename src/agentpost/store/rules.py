@@ -181,6 +181,8 @@ def outbox_watermark(
     With no active subscriber nothing is pruned: nobody has shown that the events were read. An event that may have to
     be sent again stays (PIPE-8).
     """
+    if retention_events < 0:
+        raise Refusal(Code.INVALID_FIELD, "the retention must not be negative", field="retentionEvents")
     active = [s.last_seq for s in subscribers if s.lease_expires_at_ms > now_ms and s.epoch == epoch]
     if not active:
         return 0

@@ -214,6 +214,7 @@ class SqliteStore:
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]:
         return [
             AuditEntry(
+                id=row[0],
                 at_ms=row[1],
                 actor=row[2],
                 action=row[3],

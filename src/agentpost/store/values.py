@@ -200,8 +200,12 @@ class QuarantineEntry(Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """Who did what to what, and within which conversation and session. Never a secret, never content."""
+    """Who did what to what, and within which conversation and session. Never a secret, never content.
 
+    `id` is its place in the log, given when it is recorded.
+    """
+
+    id: int = 0
     at_ms: int
     actor: str
     action: str
