@@ -78,25 +78,22 @@ def encode_json_event(event: Event) -> bytes:
 
 def decode_event(raw: bytes) -> Event:
     """The event that these msgpack bytes say, checked."""
-    _check_size(raw)
-    try:
-        event = cast(Event, _decoder.decode(raw))
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        event = None
-    if event is None or event.unknown is not UNSET:
-        event = _decode_carefully(raw, as_json=False)
-    return _finish(event)
+    return _decode(raw, _decoder, as_json=False)
 
 
 def decode_json_event(raw: bytes) -> Event:
     """The event that this JSON says, checked."""
+    return _decode(raw, _json_decoder, as_json=True)
+
+
+def _decode(raw: bytes, decoder: Any, *, as_json: bool) -> Event:
     _check_size(raw)
     try:
-        event = cast(Event, _json_decoder.decode(raw))
+        event = cast(Event, decoder.decode(raw))
     except (msgspec.DecodeError, RecursionError, ValueError):
         event = None
     if event is None or event.unknown is not UNSET:
-        event = _decode_carefully(raw, as_json=True)
+        event = _decode_carefully(raw, as_json=as_json)
     return _finish(event)
 
 
