@@ -1,0 +1,15 @@
+"""How a node is let in, and what is remembered of it. Touches nothing but the store; time and chance are passed in.
+
+joining       the service that edges call: invite, challenge, exchange, redeem, revoke, each with its audit entry
+  invites             leave for one node to join once
+  challenge           what a node has to sign, and the proof that it did
+  exchange            an invite, or a known key, for a ticket; the order of AUTH-5
+  tickets             the ticket itself: a JWT for one connection
+  redemption          a ticket for an open door; here the invite is used up and the key pinned
+  admission           the signed word of one node that another was let in
+  limits              how often somebody may try
+  audit, guard        what is written down; what must not be used twice
+wire          the requests and answers of the handshake
+signing       signatures with a purpose, keys as text, and what a name may look like
+operator      the key that lets the operator of this machine in
+"""

@@ -1,0 +1,154 @@
+"""Joining, as the edges call it: every step of the handshake, rate-limited, and written to the audit log.
+
+A step that cannot be written down does not happen: the caller gets the store's refusal instead of a grant.
+"""
+
+from agentpost.auth import audit
+from agentpost.auth.admission import Admission, make_admission
+from agentpost.auth.challenge import Challenges
+from agentpost.auth.exchange import Exchange
+from agentpost.auth.guard import ReplayGuard
+from agentpost.auth.invites import DEFAULT_TTL_SECONDS, Invites, NewInvite, hash_token
+from agentpost.auth.limits import Limits, RateLimited, address_key, token_key
+from agentpost.auth.redemption import Redemption
+from agentpost.auth.signing import check_node_id
+from agentpost.auth.tickets import DEFAULT_LIFE_SECONDS, Claims, Tickets
+from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest, Grant
+from agentpost.protocol.errors import MEANINGS, Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.identity import Identity
+from agentpost.store.interface import Store
+from agentpost.store.values import AuditEntry
+from agentpost.world import Chance, Clock, IdMaker
+
+__all__ = ["Joining"]
+
+_OPERATOR = "operator"
+
+
+class Joining:
+    """One per gateway. `address` is where a request comes from, as far as the edge knows."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        clock: Clock,
+        chance: Chance,
+        *,
+        require_proof: bool = True,
+        ticket_seconds: int = DEFAULT_LIFE_SECONDS,
+        limits: Limits | None = None,
+    ) -> None:
+        self._store = store
+        self._identity = identity
+        self._clock = clock
+        self._limits = Limits(clock) if limits is None else limits
+        ids, guard = IdMaker(clock, chance), ReplayGuard(store)
+        self._invites = Invites(store, clock=clock, chance=chance, ids=ids)
+        self._challenges = Challenges(store.node_id, identity, clock=clock, chance=chance)
+        self._tickets = Tickets(store.node_id, identity, clock=clock, chance=chance, life_seconds=ticket_seconds)
+        self._redemption = Redemption(store, identity, guard, clock=clock)
+        self._exchange = Exchange(
+            store,
+            identity,
+            clock=clock,
+            ids=ids,
+            challenges=self._challenges,
+            tickets=self._tickets,
+            guard=guard,
+            require_proof=require_proof,
+        )
+
+    async def invite(
+        self,
+        *,
+        tier: NodeTier,
+        expected_node_id: str,
+        created_by: str = _OPERATOR,
+        ttl_seconds: int = DEFAULT_TTL_SECONDS,
+        public_key: str | None = None,
+    ) -> NewInvite:
+        """Make an invite. The token is in the answer, and nowhere else."""
+        made = await self._invites.make(
+            tier=tier,
+            expected_node_id=expected_node_id,
+            created_by=created_by,
+            ttl_seconds=ttl_seconds,
+            public_key=public_key,
+        )
+        await self._record(audit.invited(made, created_by=created_by, at_ms=self._clock.now_ms()))
+        return made
+
+    def challenge(self, node_id: str, *, address: str) -> Challenge:
+        """What the node has to sign. It decides nothing and tells nothing of the node, so nothing is recorded."""
+        self._limits.attempt([address_key(address, "challenge")])
+        return self._challenges.make(node_id)
+
+    async def exchange(self, request: ExchangeRequest, *, address: str) -> Grant:
+        """A ticket for an invite, or for the proof of a known node."""
+        keys = [address_key(address, "exchange")]
+        if request.invite_token is not None:
+            keys.append(token_key(hash_token(request.invite_token)))
+        try:
+            self._limits.attempt(keys)
+            granted = await self._exchange.exchange(request)
+        except Refusal as refusal:
+            entry = audit.grant_refused(refusal, node_id=request.node_id, address=address, at_ms=self._clock.now_ms())
+            await self._refused(refusal, keys, entry)
+            raise
+        await self._record(
+            audit.granted(
+                granted.grant,
+                node_id=request.node_id,
+                invite_id=granted.invite_id,
+                address=address,
+                at_ms=self._clock.now_ms(),
+            )
+        )
+        return granted.grant
+
+    async def redeem(self, ticket: str, *, room: str = CONTROL_ROOM, address: str) -> Entry:
+        """Use a ticket for a connection to the room. Once this returns, register the connection before you await."""
+        keys = [address_key(address, "redeem")]
+        claims: Claims | None = None
+        try:
+            self._limits.attempt(keys)
+            claims = self._tickets.read(ticket)
+            entry = await self._redemption.redeem(claims, room=room)
+            await self._record(audit.redeemed(entry, room=room, address=address, at_ms=self._clock.now_ms()))
+            # ROOM-6: a revocation that came in between found no connection to cut.
+            self._redemption.check_welcome(claims)
+        except Refusal as refusal:
+            refused = audit.redeem_refused(refusal, claims, address=address, at_ms=self._clock.now_ms())
+            await self._refused(refusal, keys, refused)
+            raise
+        return entry
+
+    async def revoke(self, node_id: str, *, by: str = _OPERATOR) -> None:
+        """Take room, tickets and open invites from a node. Its connections are for the caller to cut."""
+        check_node_id(node_id)
+        at_ms = self._clock.now_ms()
+        if await self._store.revoke_node(node_id, at_ms=at_ms):
+            await self._record(audit.revoked(node_id, by=by, at_ms=at_ms))
+        elif self._store.known_node(node_id) is None:
+            raise Refusal(Code.NOT_FOUND, f"no node {node_id} is known here", hint="Check the node id.")
+
+    def admission_of(self, node_id: str) -> Admission | None:
+        """This gateway's word for a node that it let in; None for others, and for a node that was revoked."""
+        node = self._store.known_node(node_id)
+        if node is None or node.revoked_at_ms is not None or node.admitted_by != self._store.node_id:
+            return None
+        return make_admission(self._identity, node)
+
+    async def _refused(self, refusal: Refusal, keys: list[str], entry: AuditEntry) -> None:
+        if isinstance(refusal, RateLimited):
+            # One line for a row of them: the log is kept for ever, and this is what an attacker makes most of.
+            if refusal.newly:
+                await self._record(entry)
+        elif MEANINGS[refusal.code].status < 500:
+            self._limits.failed(keys)
+            await self._record(entry)
+
+    async def _record(self, entry: AuditEntry) -> None:
+        await self._store.record_audit([entry])
