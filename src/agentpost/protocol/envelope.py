@@ -40,7 +40,7 @@ from agentpost.protocol.payloads import (
     written,
 )
 from agentpost.protocol.plain import Plain, check_plain
-from agentpost.protocol.timestamps import is_timestamp
+from agentpost.protocol.timestamps import is_timestamp, parse_ms
 
 __all__ = [
     "AckEvent",
@@ -57,6 +57,7 @@ __all__ = [
     "TaskUpdateEvent",
     "Trace",
     "check",
+    "is_expired",
     "resend_of",
 ]
 
@@ -158,6 +159,11 @@ AnyEvent = TypeVar("AnyEvent", bound=Envelope)
 def resend_of(event: AnyEvent) -> AnyEvent:
     """The same event for another try: same id, next attempt (ENV-5), and no place in the outbox yet."""
     return replace(event, seq=0, trace=replace(event.trace, attempt=event.trace.attempt + 1))
+
+
+def is_expired(event: Envelope, *, now_ms: int) -> bool:
+    """Whether the event came too late to be given to an agent (ENV-7)."""
+    return event.expires_at is not None and parse_ms(event.expires_at, field="expiresAt") <= now_ms
 
 
 # One match over both ids is half the price of two; lengths are known by then.

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.queries import SQL
-from agentpost.store.rules import check_acceptance, expect_entry, expect_open_entry, unseen
+from agentpost.store.rules import check_acceptance, check_in_time, expect_entry, expect_open_entry, unseen
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     Acceptance,
@@ -118,6 +119,7 @@ def _pairs(events: Sequence[Inbound]) -> tuple[tuple[EventId, str], ...]:
 def engage(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) -> int:
     """Record an attempt before it is made, so that a crash during it can be seen afterwards."""
     entry = _open_entry(tx.database, event_id, to_agent_id)
+    check_in_time(decode_event(tx.database.value(SQL.inbox_body, (entry.inbox_seq,))), now_ms=at_ms)
     tx.database.run(SQL.engage, (at_ms, event_id, to_agent_id))
     return entry.attempts + 1
 

@@ -80,7 +80,10 @@ class Store(Protocol):
         ...
 
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> Awaitable[int]:
-        """Record that the agent is about to run, before it does. Gives the number of this attempt."""
+        """Record that the agent is about to run, before it does. Gives the number of this attempt.
+
+        Refused with `expired` for an event whose time has passed (ENV-7): it is settled, never injected.
+        """
         ...
 
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> Awaitable[None]:

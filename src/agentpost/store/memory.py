@@ -242,6 +242,8 @@ class MemoryStore(MemoryJoining):
 
     async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        _, inbound = self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq]
+        rules.check_in_time(inbound.event, now_ms=at_ms)
         attempts = entry.attempts + 1
         self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
         return attempts

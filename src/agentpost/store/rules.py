@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
 from agentpost.protocol.delivery import Change, Delivery, advance
-from agentpost.protocol.envelope import Event
+from agentpost.protocol.envelope import Event, is_expired
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
@@ -27,6 +27,7 @@ from agentpost.store.values import (
 __all__ = [
     "chain_after",
     "check_acceptance",
+    "check_in_time",
     "check_address",
     "check_blob",
     "check_chunk",
@@ -82,6 +83,17 @@ def encode_for_outbox(event: Event) -> bytes:
 def unplaced(event_id: EventId) -> Refusal:
     """The answer to a delivery, or a resend, whose event is not appended with it: it would have no place."""
     return Refusal(Code.NOT_FOUND, f"{event_id} is not among the events appended with its delivery", field="eventId")
+
+
+def check_in_time(event: Event, *, now_ms: int) -> None:
+    """ENV-7: an event past its expiry is not given to an agent."""
+    if is_expired(event, now_ms=now_ms):
+        raise Refusal(
+            Code.EXPIRED,
+            f"{event.event_id} expired at {event.expires_at}",
+            corr_id=event.corr_id,
+            hint="Settle it with the outcome expired.",
+        )
 
 
 def move_deliveries(

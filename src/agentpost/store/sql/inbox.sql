@@ -8,6 +8,9 @@ SELECT max(seq) FROM inbox
 INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 
+-- name: inbox_body
+SELECT body FROM inbox WHERE seq = ?
+
 -- name: known_inbox_events
 SELECT event_id, seq FROM inbox WHERE event_id IN carray(?)
 
