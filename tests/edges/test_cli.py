@@ -138,5 +138,5 @@ def test_bench_prints_metrics_that_a_program_can_read() -> None:
     assert all({"metric", "value", "unit"} <= row.keys() for row in protocol)
     store = json.loads(run("bench", "store", "--rounds", "1", "--rows", "20000", "-o", "json").stdout)
     ratios = [row["ratio"] for row in store if "ratio" in row]
-    assert len(ratios) == 5
+    assert len(ratios) == 6
     assert all(ratio > 0 for ratio in ratios)
