@@ -15,8 +15,9 @@ help: ## show this list
 .tools/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentpost needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "fetching uv into .tools"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .tools uv || { \
-	  $(PYTHON) -m venv .tools/venv && .tools/venv/bin/pip install --quiet --target .tools uv; }
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .tools uv \
+	  || { $(PYTHON) -m venv .tools/venv && .tools/venv/bin/pip install --quiet --target .tools uv; } \
+	  || { echo "$(PYTHON) has neither pip nor venv: install python3-pip, or uv, and run make again"; exit 1; }
 
 $(VENV)/.gateway: requirements/gateway.txt pyproject.toml | $(filter .tools/%,$(UV))
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
