@@ -4,4 +4,6 @@ measure    the shape of a figure, and best-of-several
 events     events of a known size
 protocol   decoding, validating, routing
 store      durable appends, reads, and what size does to them
+room       updates checked and merged, growth over a month, a join
+  fleet              the nodes that write it
 """

@@ -159,6 +159,14 @@ def bench_store_command(
     _print_metrics("store", bench_store(rounds=rounds, rows=rows, say=say), output)
 
 
+@bench_app.command("room", epilog="Example: [bold]agentpost bench room --rounds 3[/bold]")
+def bench_room_command(rounds: RoundsOption = 3, output: FormatOption = Format.TEXT) -> None:
+    """Updates of the room checked and merged, its size after a month of fifty nodes, and a join to it."""
+    from agentpost.bench.room import bench_room
+
+    _print_metrics("room", bench_room(rounds=rounds, say=say), output)
+
+
 def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
     if output is Format.JSON:
         print_json(metrics)

@@ -1,0 +1,71 @@
+"""Who is there: heartbeats as they are heard, and the status that follows from how long ago that was.
+
+Heartbeats ride on awareness and never enter the document (ROOM-4); a node writes its status into its own record, and
+only when it changes. A heartbeat counts from when it was heard here, by this clock: another machine's clock says
+nothing here.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from agentpost.protocol.snapshot import NodeStatus
+from agentpost.world import Clock
+
+__all__ = ["DEGRADED_AFTER_MS", "OFFLINE_AFTER_MS", "Presence", "StatusChange"]
+
+DEGRADED_AFTER_MS: Final = 30_000
+OFFLINE_AFTER_MS: Final = 90_000
+
+
+class StatusChange(Struct, frozen=True, kw_only=True):
+    node_id: str
+    before: NodeStatus | None
+    after: NodeStatus
+
+
+class Presence:
+    def __init__(
+        self, clock: Clock, *, degraded_after_ms: int = DEGRADED_AFTER_MS, offline_after_ms: int = OFFLINE_AFTER_MS
+    ) -> None:
+        self._clock = clock
+        self._degraded_after_ms = degraded_after_ms
+        self._offline_after_ms = offline_after_ms
+        self._heard: dict[str, tuple[int, int]] = {}
+        self._told: dict[str, NodeStatus] = {}
+        # Grows with every heartbeat and every farewell.
+        self.version = 0
+
+    def heard(self, node_id: str) -> None:
+        """A heartbeat of this node has arrived, or been made here."""
+        self._heard[node_id] = (self._clock.now_ms(), self._clock.monotonic_ms())
+        self.version += 1
+
+    def left(self, node_id: str) -> None:
+        """The node said goodbye, or was cut off."""
+        if self._heard.pop(node_id, None) is not None:
+            self.version += 1
+
+    def last_heard_ms(self) -> Mapping[str, int]:
+        """When each node was heard last, in epoch ms of this clock."""
+        return {node_id: at_ms for node_id, (at_ms, _) in self._heard.items()}
+
+    def status_of(self, node_id: str) -> NodeStatus:
+        heard = self._heard.get(node_id)
+        if heard is None:
+            return NodeStatus.OFFLINE
+        silent_ms = self._clock.monotonic_ms() - heard[1]
+        if silent_ms >= self._offline_after_ms:
+            return NodeStatus.OFFLINE
+        return NodeStatus.DEGRADED if silent_ms >= self._degraded_after_ms else NodeStatus.ONLINE
+
+    def changes(self) -> list[StatusChange]:
+        """The nodes whose status is another than at the last call, each once."""
+        changed: list[StatusChange] = []
+        for node_id in sorted(self._heard.keys() | self._told.keys()):
+            before, after = self._told.get(node_id), self.status_of(node_id)
+            if before is not after:
+                changed.append(StatusChange(node_id=node_id, before=before, after=after))
+                self._told[node_id] = after
+        return changed

@@ -1,0 +1,87 @@
+"""The records of the room as the router reads them (`protocol/snapshot`), made anew only where something changed."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from agentpost.protocol.snapshot import (
+    AgentRecord,
+    CapabilityIndex,
+    CapabilityRecord,
+    NodeRecord,
+    RoomSnapshot,
+    RoutingRule,
+)
+from agentpost.room.keys import KeyBook
+from agentpost.room.presence import Presence
+from agentpost.room.records import is_removed
+from agentpost.room.table import RecordTable
+
+__all__ = ["SnapshotMaker"]
+
+T = TypeVar("T")
+
+
+class SnapshotMaker:
+    """Removed records and revoked nodes are not in a snapshot; heartbeats come from presence, not from the document."""
+
+    def __init__(self, table: RecordTable, keys: KeyBook, presence: Presence) -> None:
+        self._table = table
+        self._keys = keys
+        self._presence = presence
+        self._made: dict[str, tuple[tuple[int, ...], Any]] = {}
+
+    def make(self) -> RoomSnapshot:
+        versions = (*(self._table.version(name) for name in _READ), self._presence.version)
+        return self._kept("snapshot", versions, self._snapshot)
+
+    def _snapshot(self) -> RoomSnapshot:
+        return RoomSnapshot(
+            routing_policy_version=self._policy("rpv_", "agents", "routing"),
+            capability_policy_version=self._policy("cpv_", "capabilities.catalog", "capabilities.index"),
+            nodes=self._nodes(),
+            agents=self._section("agents", AgentRecord),
+            routing=self._section("routing", RoutingRule),
+            catalog=self._section("capabilities.catalog", CapabilityRecord),
+            index=self._section("capabilities.index", CapabilityIndex),
+        )
+
+    def _nodes(self) -> dict[str, NodeRecord]:
+        nodes = self._section("nodes", NodeRecord)
+        heard = self._presence.last_heard_ms()
+        return {
+            node_id: replace(node, last_heartbeat_at=heard[node_id]) if node_id in heard else node
+            for node_id, node in nodes.items()
+            if not self._keys.is_revoked(node_id)
+        }
+
+    def _section(self, map_name: str, kind: type[T]) -> dict[str, T]:
+        def make() -> dict[str, T]:
+            records = self._table.all(map_name)
+            return {key: msgspec.convert(each, kind) for key, each in records.items() if not is_removed(each)}
+
+        return self._kept(map_name, (self._table.version(map_name),), make)
+
+    def _policy(self, prefix: str, *map_names: str) -> str:
+        """ROUTE-9: the same records give the same version, on every node."""
+
+        def make() -> str:
+            digest = hashlib.sha256()
+            for name in map_names:
+                for key, record in sorted(self._table.all(name).items()):
+                    digest.update(f"{name}/{key}/{record['rev']}/{record['sig']}\n".encode())
+            return prefix + digest.hexdigest()[:16]
+
+        return self._kept(prefix, tuple(self._table.version(name) for name in map_names), make)
+
+    def _kept(self, name: str, versions: tuple[int, ...], make: Callable[[], T]) -> T:
+        kept = self._made.get(name)
+        if kept is None or kept[0] != versions:
+            kept = self._made[name] = (versions, make())
+        return kept[1]
+
+
+_READ = ("nodes", "agents", "routing", "capabilities.catalog", "capabilities.index", "coordination")

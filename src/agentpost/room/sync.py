@@ -1,0 +1,257 @@
+"""y-protocols sync and awareness as sessions without I/O: frames in, frames out, one session for each connection.
+
+A session exists for a peer whose ticket was already accepted; nothing is ever sent to anybody else. What a peer
+brings, as an update or as the second step of a sync, passes the guard of the room. A frame that does not ends the
+session: `receive` raises the refusal, `RoomSession.audit` has the entry to record, and the edge closes with 1008.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.room.awareness import Awareness, Entry, decode_awareness, encode_awareness
+from agentpost.room.document import Room
+from agentpost.room.guard import MAX_UPDATE_BYTES
+from agentpost.room.schema import ROOM_NAME, check_id
+from agentpost.room.wire import Reader, var_uint
+from agentpost.store.values import AuditEntry
+from agentpost.world import Clock
+
+__all__ = ["MAX_FRAME_BYTES", "RoomHub", "RoomSession", "awareness_frame", "step_1", "step_2", "update_frame"]
+
+_SYNC, _AWARENESS, _QUERY_AWARENESS = 0, 1, 3
+_STEP_1, _STEP_2, _UPDATE = 0, 1, 2
+
+# A whole room has to fit into the answer of a backbone node; an edge node has only its own records to tell.
+MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+_MAX_EDGE_SYNC_BYTES: Final = 1024 * 1024
+_MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
+_MAX_WAITING_BYTES: Final = 2 * MAX_UPDATE_BYTES
+_MAX_WAITING: Final = 64
+
+
+def step_1(state: bytes) -> bytes:
+    return bytes((_SYNC, _STEP_1)) + var_uint(len(state)) + state
+
+
+def step_2(update: bytes) -> bytes:
+    return bytes((_SYNC, _STEP_2)) + var_uint(len(update)) + update
+
+
+def update_frame(update: bytes) -> bytes:
+    return bytes((_SYNC, _UPDATE)) + var_uint(len(update)) + update
+
+
+def awareness_frame(entries: list[Entry]) -> bytes:
+    content = encode_awareness(entries)
+    return bytes((_AWARENESS,)) + var_uint(len(content)) + content
+
+
+class RoomHub:
+    """The room and its open sessions. What one of them brings is passed on to the others."""
+
+    def __init__(self, room: Room, awareness: Awareness, *, clock: Clock) -> None:
+        self.room = room
+        self.awareness = awareness
+        self.clock = clock
+        self._sessions: list[RoomSession] = []
+        self._bringing: RoomSession | None = None
+        room.subscribe(self._on_update)
+
+    @property
+    def sessions(self) -> tuple["RoomSession", ...]:
+        return tuple(self._sessions)
+
+    def open(self, peer: str, *, on_wake: Callable[[], None] | None = None) -> "RoomSession":
+        """A session for a peer that is authorised. `on_wake` is called when it has something to send."""
+        session = RoomSession(self, check_id(peer, field="nodeId"), on_wake or _nobody)
+        self._sessions.append(session)
+        return session
+
+    def beat(self) -> None:
+        """Tell every peer that this node is there."""
+        self.tell(self.awareness.beat(), but=None)
+
+    def farewell(self) -> None:
+        self.tell(self.awareness.farewell(), but=None)
+
+    def tell(self, entries: list[Entry], *, but: "RoomSession | None") -> None:
+        if entries:
+            frame = awareness_frame(entries)
+            for session in self._sessions:
+                if session is not but:
+                    session.queue(frame)
+
+    def bring(self, session: "RoomSession", update: bytes, *, is_sync: bool, max_bytes: int) -> None:
+        """Merge what a session's peer sent."""
+        before, self._bringing = self._bringing, session
+        try:
+            self.room.receive(update, peer=session.peer, is_sync=is_sync, max_bytes=max_bytes)
+        finally:
+            self._bringing = before
+
+    def retry_waiting(self) -> None:
+        while True:
+            merged = [session.retry() for session in tuple(self._sessions)]
+            if not any(merged):
+                return
+
+    def drop(self, session: "RoomSession") -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+            if all(other.peer != session.peer for other in self._sessions):
+                self.tell(self.awareness.cut_off(session.peer), but=None)
+
+    def _on_update(self, update: bytes, origin: str) -> None:
+        frame = update_frame(update)
+        for session in self._sessions:
+            # What the room adds by itself while it takes an update is news to the one who brought it, too.
+            if session is not self._bringing or origin != session.peer:
+                session.queue_update(frame)
+
+
+class RoomSession:
+    """One connection of one peer. Made by `RoomHub.open`."""
+
+    def __init__(self, hub: RoomHub, peer: str, on_wake: Callable[[], None]) -> None:
+        self.peer = peer
+        # What to record when the session was refused.
+        self.audit: AuditEntry | None = None
+        self.refusal: Refusal | None = None
+        self._hub = hub
+        self._on_wake = on_wake
+        self._queue: list[bytes] = []
+        self._queued_bytes = 0
+        self._must_resync = False
+        self._waiting: list[tuple[bytes, bool]] = []
+        # Whether the peer has asked for the room: until then its answer will hold what is merged meanwhile.
+        self._is_told = False
+        self._closed = False
+
+    def start(self) -> list[bytes]:
+        """The first frames: what this side has seen, and who is here."""
+        present = self._hub.awareness.present()
+        frames = [step_1(self._hub.room.state())]
+        return [*frames, awareness_frame(present)] if present else frames
+
+    def receive(self, frame: bytes) -> list[bytes]:
+        """Take a frame of the peer; gives the answers to it. A refusal ends the session."""
+        if self._closed:
+            raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
+        try:
+            return self._receive(frame)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            raise
+
+    def frames_to_send(self) -> list[bytes]:
+        """What others brought since the last call. A peer that fell far behind gets the whole room instead."""
+        frames, self._queue, self._queued_bytes = self._queue, [], 0
+        if self._must_resync:
+            self._must_resync = False
+            return [step_2(self._hub.room.update_since())]
+        return frames
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if not self._closed:
+            self._closed = True
+            self._hub.drop(self)
+
+    def queue_update(self, frame: bytes) -> None:
+        if self._is_told:
+            self.queue(frame)
+
+    def queue(self, frame: bytes) -> None:
+        self._queued_bytes += len(frame)
+        if self._queued_bytes > _MAX_QUEUED_BYTES:
+            self._queue, self._queued_bytes, self._must_resync = [], 0, True
+        if not self._must_resync:
+            self._queue.append(frame)
+        self._on_wake()
+
+    def retry(self) -> bool:
+        """Whether something that waited could be merged now."""
+        waiting, self._waiting = self._waiting, []
+        merged = False
+        for update, is_sync in waiting:
+            if self._closed:
+                break
+            try:
+                merged = self._merge(update, is_sync=is_sync) or merged
+            except Refusal as refusal:
+                self._refuse(refusal)
+                self._on_wake()
+        return merged
+
+    def _receive(self, frame: bytes) -> list[bytes]:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise Refusal(Code.TOO_LARGE, f"a frame of {len(frame)} bytes", hint="Send less at once.")
+        reader = Reader(frame)
+        kind = reader.uint()
+        if kind == _QUERY_AWARENESS and not reader.rest:
+            return [awareness_frame(self._hub.awareness.present())]
+        step = reader.uint() if kind == _SYNC else None
+        content = reader.sized()
+        if reader.rest:
+            raise Refusal(Code.MALFORMED, "there are bytes after the end of the frame")
+        if kind == _AWARENESS:
+            news = self._hub.awareness.receive(decode_awareness(content), peer=self.peer)
+            self._hub.tell(news, but=self)
+            return []
+        if kind != _SYNC or step not in (_STEP_1, _STEP_2, _UPDATE):
+            raise Refusal(Code.MALFORMED, "a frame of a kind that y-protocols does not have")
+        if step == _STEP_1:
+            self._is_told = True
+            return [step_2(self._hub.room.update_since(_checked_state(content)))]
+        if self._merge(content, is_sync=step == _STEP_2):
+            self._hub.retry_waiting()
+        return []
+
+    def _limit(self, *, is_sync: bool) -> int:
+        if not is_sync:
+            return MAX_UPDATE_BYTES
+        room = self._hub.room
+        # An empty room cannot know yet who is backbone; the answer that tells it must not be too large for it.
+        is_large = room.keys.is_backbone(self.peer) or not room.records("nodes")
+        return MAX_FRAME_BYTES if is_large else _MAX_EDGE_SYNC_BYTES
+
+    def _merge(self, update: bytes, *, is_sync: bool) -> bool:
+        """Whether it was merged. What came by a shorter way than that on which it builds waits for the other."""
+        try:
+            self._hub.bring(self, update, is_sync=is_sync, max_bytes=self._limit(is_sync=is_sync))
+        except Refusal as refusal:
+            if refusal.code is not Code.SEQUENCE_GAP:
+                raise
+            size = sum(len(waiting) for waiting, _ in self._waiting) + len(update)
+            if len(self._waiting) >= _MAX_WAITING or size > _MAX_WAITING_BYTES:
+                raise
+            self._waiting.append((update, is_sync))
+            return False
+        return True
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        self.audit = AuditEntry(
+            at_ms=self._hub.clock.now_ms(),
+            actor=self.peer,
+            action="room.refused",
+            subject=ROOM_NAME,
+            detail={"code": refusal.code.value, "reason": refusal.message[:500], "field": refusal.field},
+        )
+        self.close()
+
+
+def _checked_state(state: bytes) -> bytes:
+    """A state vector that is one, so that nothing else reaches the library."""
+    reader = Reader(state)
+    for _ in range(reader.uint()):
+        reader.uint()
+        reader.uint()
+    if reader.rest:
+        raise Refusal(Code.MALFORMED, "there are bytes after the end of the state vector")
+    return state
+
+
+def _nobody() -> None:
+    pass
