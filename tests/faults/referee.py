@@ -11,8 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import apsw
-
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.home import Home
@@ -37,16 +35,24 @@ class State(NamedTuple):
 
 
 def read_state(home: Path) -> State:
-    with closing(apsw.Connection(str(Home(home).database))) as db:
-        db.pragma("synchronous", "OFF")
-        schema = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
-        tables = [row[1] for row in schema if row[0] == "table"]
-        return State(
-            application_id=db.pragma("application_id"),
-            version=db.pragma("user_version"),
-            schema=tuple(schema),
-            rows=tuple((name, tuple(db.execute(f'SELECT * FROM "{name}"'))) for name in tables),  # noqa: S608
-        )
+    """What the database of a home says; nothing if it has none yet."""
+    file = Home(home).database
+    if not file.exists():
+        return State(application_id=0, version=0, schema=(), rows=())
+    with closing(Database.open_reader(file)) as database:
+        database.run("PRAGMA synchronous = OFF")
+        return _state_of(database)
+
+
+def _state_of(database: Database) -> State:
+    schema = database.rows("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name")
+    tables = [row[1] for row in schema if row[0] == "table"]
+    return State(
+        application_id=database.value("PRAGMA application_id"),
+        version=database.schema_version(),
+        schema=tuple(schema),
+        rows=tuple((name, tuple(database.rows(f'SELECT * FROM "{name}"'))) for name in tables),  # noqa: S608
+    )
 
 
 def check_told(run: Run, struck: Point) -> None:
@@ -158,7 +164,7 @@ class Referee:
             if as_written:
                 assert answers[-1] == operation.answer, operation.name
                 operation.leaves(store)
-            states.append(read_state(home))
+            states.append(_state_of(store._reader()))
         await store.close()
         return Course(states=tuple(states), opened=at, answers=tuple(answers))
 
@@ -197,7 +203,7 @@ class Referee:
             store = open_store(home, synchronous="OFF")
         except Refusal as refusal:
             return Survivor(found, (f"the home does not open: {refusal.message}",))
-        opened = read_state(home)
+        opened = _state_of(store._reader())
         problems: list[str] = []
         if found is not None and opened != (course.after(0) if found in course.states[: course.opened] else found):
             problems.append("opening the home has changed it")
