@@ -45,23 +45,17 @@ TWO_RULES = """\
 - Nothing to see.
 """
 
-FOUR_RULES = TWO_RULES.replace(
-    "## Notes", "## CUR · cursors\n\n- **CUR-1** [L2] Third.\n- **CUR-2** Fourth.\n"
-)
+FOUR_RULES = TWO_RULES.replace("## Notes", "## CUR · cursors\n\n- **CUR-1** [L2] Third.\n- **CUR-2** Fourth.\n")
 
 
 def check(rule: str, outcome: str) -> Check:
-    return Check(
-        rule=rule, test=f"tests/test_x.py::test_{outcome}", sentence=f"It {outcome}.", outcome=outcome
-    )
+    return Check(rule=rule, test=f"tests/test_x.py::test_{outcome}", sentence=f"It {outcome}.", outcome=outcome)
 
 
 class TestTheRequirements:
     def test_every_rule_is_there_once_and_in_order(self) -> None:
         """docs/requirements.md lists each section's rules from 1 upwards, without a gap or a repeat."""
-        expected = [
-            f"{name}-{number + 1}" for name, count in RULES_PER_SECTION.items() for number in range(count)
-        ]
+        expected = [f"{name}-{number + 1}" for name, count in RULES_PER_SECTION.items() for number in range(count)]
         assert [rule.id for rule in read_rules(conformance.ROOT)] == expected
 
     def test_every_rule_stands_in_its_own_section(self) -> None:
@@ -279,9 +273,7 @@ class TestTheLedger:
     def test_an_interrupted_test_shows_nothing(self, project: Project) -> None:
         """A test that was begun and not finished is not evidence."""
         project.pytester.makepyfile(f"import pytest\n{INTERRUPTED}")
-        project.pytester.inline_run(
-            f"--rule-ledger={project.ledger}", plugins=[rule_ledger], no_reraise_ctrlc=True
-        )
+        project.pytester.inline_run(f"--rule-ledger={project.ledger}", plugins=[rule_ledger], no_reraise_ctrlc=True)
         assert json.loads(project.ledger.read_text()) == []
 
     def test_no_option_no_file(self, project: Project) -> None:
@@ -341,9 +333,7 @@ class TestTheCommand:
         assert any("OBS-11" in line and "—" in line for line in lines)
         assert lines[-1] == "112 rules: 1 shown, 1 failed, 1 skipped, 109 without a check"
 
-    def test_json_is_one_array_with_the_evidence(
-        self, ledger: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_json_is_one_array_with_the_evidence(self, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Programs get every rule with its level, its result and the tests behind it."""
         conformance.main(["--results", str(ledger), "-o", "json"])
         rows = printed(capsys)
@@ -352,15 +342,11 @@ class TestTheCommand:
             "level": "L1",
             "rule": "ENV-1",
             "result": "shown",
-            "evidence": [
-                {"test": "tests/test_x.py::test_passed", "sentence": "It passed.", "outcome": "passed"}
-            ],
+            "evidence": [{"test": "tests/test_x.py::test_passed", "sentence": "It passed.", "outcome": "passed"}],
         }
         assert rows[-1] == {"level": None, "rule": "OBS-11", "result": "none", "evidence": []}
 
-    def test_missing_lists_only_what_has_no_check(
-        self, ledger: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_missing_lists_only_what_has_no_check(self, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """--missing leaves out every rule that some test claims, whatever became of the test."""
         conformance.main(["--results", str(ledger), "--missing", "-o", "json"])
         rows = printed(capsys)

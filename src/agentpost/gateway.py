@@ -6,20 +6,24 @@ Knows nothing of HTTP or of the command line; the edges serve what is here.
 import asyncio
 import logging
 from enum import StrEnum
+from typing import Protocol
 
 from msgspec import Struct
 
 from agentpost import __version__
+from agentpost.auth.joining import Joining
+from agentpost.auth.wire import Entry
 from agentpost.config import Settings, save_settings
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import SessionId
+from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
 from agentpost.store.identity import Identity, load_identity
 from agentpost.store.sqlite import SqliteStore
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock, IdMaker
 
-__all__ = ["Gateway", "GatewayStatus", "Phase"]
+__all__ = ["Connection", "Gateway", "GatewayStatus", "Phase"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +53,14 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     failure: str | None = None
 
 
+class Connection(Protocol):
+    """A peer that is connected, as far as the gateway needs to know."""
+
+    node_id: str
+
+    def cut(self, refusal: Refusal) -> None: ...
+
+
 class Gateway:
     """One node. `start` it, serve it, and `stop` it; `stopping` is set when somebody or something wants it to end."""
 
@@ -62,8 +74,12 @@ class Gateway:
         self.tasks = TaskOwner("gateway")
         # Where the public door is, once it is open.
         self.url = ""
+        # Who is connected to the room here; each can be cut off.
+        self.connections: set[Connection] = set()
         self._store: SqliteStore | None = None
         self._identity: Identity | None = None
+        self._joining: Joining | None = None
+        self._host: RoomHost | None = None
         self._started_ms = 0
 
     @property
@@ -77,6 +93,18 @@ class Gateway:
         if self._identity is None:
             raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
         return self._identity
+
+    @property
+    def joining(self) -> Joining:
+        if self._joining is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._joining
+
+    @property
+    def host(self) -> RoomHost:
+        if self._host is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._host
 
     async def start(self) -> None:
         """Claim the home and open what is in it."""
@@ -93,6 +121,11 @@ class Gateway:
             on_failure=on_failure,
         )
         self._identity = load_identity(Home(self.settings.home))
+        self._host = RoomHost(
+            self._store, self._identity, tier=self.settings.tier, clock=self.clock, chance=self.chance
+        )
+        self._joining = Joining(self._store, self._identity, self.clock, self.chance, vouch=self._host.vouch)
+        await self._host.start()
         save_settings(self.settings)
         self._started_ms = self.clock.monotonic_ms()
         self.phase = Phase.READY
@@ -107,11 +140,28 @@ class Gateway:
     async def stop(self) -> None:
         """End the background work, then close the store: what was accepted is durable, what was not was never said."""
         await self.tasks.close()
+        if self._host is not None and self.phase is not Phase.FAILED:
+            await self._host.stop()
         if self._store is not None:
             await self._store.close()
         if self.phase is not Phase.FAILED:
             self.phase = Phase.STOPPED
         _log.info("gateway %s is %s", self.settings.node_id, self.phase)
+
+    def admit(self, entry: Entry) -> None:
+        """Trust the key of a node whose ticket was just used here."""
+        node = self.store.known_node(entry.node_id)
+        if node is not None:
+            self.host.pin(node)
+
+    async def revoke(self, node_id: str) -> None:
+        """Take room, tickets and connections from a node, at once (ROOM-6)."""
+        await self.joining.revoke(node_id)
+        refusal = Refusal(Code.NODE_REVOKED, f"the node {node_id} was revoked")
+        for connection in tuple(self.connections):
+            if connection.node_id == node_id:
+                connection.cut(refusal)
+        self.host.revoke(node_id)
 
     def _fail(self, refusal: Refusal) -> None:
         # PIPE-3: after a failed sync nobody knows what is on the disk; the next start finds out.

@@ -14,6 +14,7 @@ from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest,
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
+from agentpost.store.values import KnownNode
 from agentpost.testing import FakeClock, SeededChance
 
 SEED = "vps-jane"
@@ -32,6 +33,11 @@ def an_identity(number: int) -> Identity:
     )
 
 
+def a_word_for(node: KnownNode) -> dict[str, Any]:
+    """What a gateway says for a node; the real form is the room's."""
+    return {"word for": node.node_id, "with": node.signing_public}
+
+
 @dataclass
 class Gateway:
     """A gateway as far as joining goes. `again` is the same one after a restart, on the given store."""
@@ -44,7 +50,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         options = {"limits": Limits(self.clock, per_address=PLENTY, per_token=PLENTY)} | self.options
-        self.joining = Joining(self.store, self.identity, self.clock, self.chance, **options)
+        self.joining = Joining(self.store, self.identity, self.clock, self.chance, vouch=a_word_for, **options)
 
     def again(self, store: Store) -> "Gateway":
         return Gateway(store, self.clock, self.chance, self.identity, self.options)

@@ -49,7 +49,7 @@ async def test_the_first_redeem_uses_the_invite_up_and_pins_the_key(either: Gate
     )
     assert (node.tier, node.admitted_by, node.invite_id) == (NodeTier.BACKBONE, SEED, invite.invite_id)
     assert (entry.node_id, entry.rooms, entry.first_join) == (NODE, (ROOM,), True)
-    assert entry.admission == either.joining.admission_of(NODE)
+    assert entry.admission == {"word for": NODE, "with": visitor.identity.signing_public}
 
 
 @pytest.mark.req("AUTH-6")
@@ -185,7 +185,6 @@ async def test_a_revocation_voids_tickets_that_are_out(either: Gateway) -> None:
         with refused(Code.NODE_REVOKED):
             await either.redeem(ticket)
     assert either.store.known_node("lab-jane") is None
-    assert either.joining.admission_of(NODE) is None
 
 
 @pytest.mark.req("ROOM-6")

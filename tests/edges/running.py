@@ -36,9 +36,11 @@ def start_gateway(home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def running_gateway(home: Path, *, node: str = "vps-jane", tier: str = "backbone") -> Iterator[RunningGateway]:
+def running_gateway(
+    home: Path, *, node: str = "vps-jane", tier: str = "backbone", listen: str = "127.0.0.1:0"
+) -> Iterator[RunningGateway]:
     """A gateway that is up, for the length of a `with`."""
-    process = start_gateway(home, "--node", node, "--tier", tier, "--listen", "127.0.0.1:0")
+    process = start_gateway(home, "--node", node, "--tier", tier, "--listen", listen)
     with process:
         try:
             yield RunningGateway(process, home, _url_of(process))

@@ -101,9 +101,7 @@ def _sentence(item: pytest.Item) -> str:
 
 def _defects(item: pytest.Item, known: frozenset[str]) -> Sequence[str]:
     rules = _rules(item)
-    defects = [
-        f"{item.nodeid}: {rule} is not a rule of {REQUIREMENTS}" for rule in rules if rule not in known
-    ]
+    defects = [f"{item.nodeid}: {rule} is not a rule of {REQUIREMENTS}" for rule in rules if rule not in known]
     if not rules:
         defects.append(f"{item.nodeid}: the mark names no rule")
     if not _sentence(item):

@@ -6,7 +6,6 @@ joining       the service that edges call: invite, challenge, exchange, redeem, 
   exchange            an invite, or a known key, for a ticket; the order of AUTH-5
   tickets             the ticket itself: a JWT for one connection
   redemption          a ticket for an open door; here the invite is used up and the key pinned
-  admission           the signed word of one node that another was let in
   limits              how often somebody may try
   audit, guard        what is written down; what must not be used twice
 wire          the requests and answers of the handshake

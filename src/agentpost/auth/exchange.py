@@ -10,13 +10,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from agentpost.auth.admission import make_admission
 from agentpost.auth.challenge import Challenges, check_proof
 from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.invites import hash_token
 from agentpost.auth.signing import check_node_id, check_nonce, in_time
 from agentpost.auth.tickets import Tickets
-from agentpost.auth.wire import CONTROL_ROOM, ExchangeRequest, Grant, NodeProof
+from agentpost.auth.wire import CONTROL_ROOM, ExchangeRequest, Grant, NodeProof, Vouch
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId, SessionId
 from agentpost.protocol.snapshot import NodeTier
@@ -62,8 +61,10 @@ class Exchange:
         challenges: Challenges,
         tickets: Tickets,
         guard: ReplayGuard,
+        vouch: Vouch,
         require_proof: bool,
     ) -> None:
+        self._vouch = vouch
         self._store = store
         self._identity = identity
         self._clock = clock
@@ -160,8 +161,6 @@ class Exchange:
             signing_public=None if proof is None else proof.signing_public,
             sealing_public=None if proof is None else proof.sealing_public,
         )
-        # An invite vouches for one key, so there is no admission before that key is pinned.
-        admitted_here = known is not None and known.admitted_by == self._store.node_id
         return Grant(
             ws_ticket=ticket,
             expires_at=format_ms(claims.expires_at_ms),
@@ -170,7 +169,8 @@ class Exchange:
             node_id=self._store.node_id,
             signing_public=self._identity.signing_public,
             sealing_public=self._identity.sealing_public,
-            admission=make_admission(self._identity, known) if known is not None and admitted_here else None,
+            # An invite vouches for one key, so there is no admission before that key is pinned.
+            admission=None if known is None else self._vouch(known),
         )
 
 

@@ -3,8 +3,9 @@
 A step that cannot be written down does not happen: the caller gets the store's refusal instead of a grant.
 """
 
+from typing import Any
+
 from agentpost.auth import audit
-from agentpost.auth.admission import Admission, make_admission
 from agentpost.auth.challenge import Challenges
 from agentpost.auth.exchange import Exchange
 from agentpost.auth.guard import ReplayGuard
@@ -13,12 +14,12 @@ from agentpost.auth.limits import Limits, RateLimited, address_key, token_key
 from agentpost.auth.redemption import Redemption
 from agentpost.auth.signing import check_node_id
 from agentpost.auth.tickets import DEFAULT_LIFE_SECONDS, Claims, Tickets
-from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest, Grant
+from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest, Grant, Vouch
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
-from agentpost.store.values import AuditEntry
+from agentpost.store.values import AuditEntry, KnownNode
 from agentpost.world import Chance, Clock, IdMaker
 
 __all__ = ["Joining"]
@@ -36,19 +37,20 @@ class Joining:
         clock: Clock,
         chance: Chance,
         *,
+        vouch: Vouch | None = None,
         require_proof: bool = True,
         ticket_seconds: int = DEFAULT_LIFE_SECONDS,
         limits: Limits | None = None,
     ) -> None:
         self._store = store
-        self._identity = identity
         self._clock = clock
+        self._vouch = vouch
         self._limits = Limits(clock) if limits is None else limits
         ids, guard = IdMaker(clock, chance), ReplayGuard(store)
         self._invites = Invites(store, clock=clock, chance=chance, ids=ids)
         self._challenges = Challenges(store.node_id, identity, clock=clock, chance=chance)
         self._tickets = Tickets(store.node_id, identity, clock=clock, chance=chance, life_seconds=ticket_seconds)
-        self._redemption = Redemption(store, identity, guard, clock=clock)
+        self._redemption = Redemption(store, guard, clock=clock, vouch=self._admission)
         self._exchange = Exchange(
             store,
             identity,
@@ -57,6 +59,7 @@ class Joining:
             challenges=self._challenges,
             tickets=self._tickets,
             guard=guard,
+            vouch=self._admission,
             require_proof=require_proof,
         )
 
@@ -134,12 +137,11 @@ class Joining:
         elif self._store.known_node(node_id) is None:
             raise Refusal(Code.NOT_FOUND, f"no node {node_id} is known here", hint="Check the node id.")
 
-    def admission_of(self, node_id: str) -> Admission | None:
-        """This gateway's word for a node that it let in; None for others, and for a node that was revoked."""
-        node = self._store.known_node(node_id)
-        if node is None or node.revoked_at_ms is not None or node.admitted_by != self._store.node_id:
+    def _admission(self, node: KnownNode) -> dict[str, Any] | None:
+        """This gateway's word for a node that it let in; nothing for others, and for a node without a key."""
+        if self._vouch is None or node.admitted_by != self._store.node_id or node.signing_public is None:
             return None
-        return make_admission(self._identity, node)
+        return self._vouch(node)
 
     async def _refused(self, refusal: Refusal, keys: list[str], entry: AuditEntry) -> None:
         if isinstance(refusal, RateLimited):

@@ -4,13 +4,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agentpost.auth.admission import make_admission
 from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.tickets import Claims
-from agentpost.auth.wire import Entry
+from agentpost.auth.wire import Entry, Vouch
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId
-from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
 from agentpost.store.values import KnownNode
 from agentpost.world import Clock
@@ -21,9 +19,9 @@ _TICKET: Final = "ticket"
 
 
 class Redemption:
-    def __init__(self, store: Store, identity: Identity, guard: ReplayGuard, *, clock: Clock) -> None:
+    def __init__(self, store: Store, guard: ReplayGuard, *, clock: Clock, vouch: Vouch) -> None:
         self._store = store
-        self._identity = identity
+        self._vouch = vouch
         self._guard = guard
         self._clock = clock
 
@@ -48,7 +46,7 @@ class Redemption:
             sealing_public=node.sealing_public,
             invite_id=claims.invite_id,
             first_join=claims.invite_id is not None,
-            admission=make_admission(self._identity, node) if node.admitted_by == self._store.node_id else None,
+            admission=self._vouch(node),
         )
 
     def check_welcome(self, claims: Claims) -> None:

@@ -1,5 +1,6 @@
 """The requests and answers of the handshake, as they travel. None of them shows its secrets when it is printed."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta, Struct
@@ -7,8 +8,9 @@ from msgspec import Meta, Struct
 from agentpost.auth.signing import TOKEN_PREFIX
 from agentpost.protocol.ids import InviteId, SessionId
 from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.values import KnownNode
 
-__all__ = ["CONTROL_ROOM", "Admission", "Challenge", "Discreet", "Entry", "ExchangeRequest", "Grant", "NodeProof"]
+__all__ = ["CONTROL_ROOM", "Challenge", "Discreet", "Entry", "ExchangeRequest", "Grant", "NodeProof", "Vouch"]
 
 CONTROL_ROOM: Final = "ansible-control"
 
@@ -32,6 +34,10 @@ class Discreet(Struct, frozen=True, kw_only=True, rename="camel"):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+# This gateway's word for a node that it let in, in the form that the room keeps; None if it has nothing to say.
+Vouch = Callable[[KnownNode], dict[str, Any] | None]
 
 
 class Challenge(Discreet, frozen=True, kw_only=True):
@@ -67,21 +73,11 @@ class ExchangeRequest(Discreet, frozen=True, kw_only=True):
     requested_rooms: Annotated[tuple[Text, ...], Meta(max_length=32)] | None = None
 
 
-class Admission(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The word of `admitted_by`, signed with its key, that `node_id` joined with this key and tier at this time."""
-
-    admitted_by: str
-    node_id: str
-    signing_public: str
-    tier: NodeTier
-    admitted_at: str
-    signature: str
-
-
 class Grant(Discreet, frozen=True, kw_only=True):
     """What a node gets for its invite or its key: a ticket, and who it is that gives it.
 
-    `admission` is there once the key is pinned, so not yet at the first join: see `Entry`.
+    `admission` is this gateway's word for the node's key, in the form that the room keeps it. It is there once the key
+    is pinned, so not yet at the first join: see `Entry`.
     """
 
     secret = frozenset({"ws_ticket"})
@@ -93,7 +89,7 @@ class Grant(Discreet, frozen=True, kw_only=True):
     node_id: str
     signing_public: str
     sealing_public: str
-    admission: Admission | None = None
+    admission: dict[str, Any] | None = None
 
 
 class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -107,4 +103,4 @@ class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
     sealing_public: str | None
     invite_id: InviteId | None
     first_join: bool
-    admission: Admission | None
+    admission: dict[str, Any] | None

@@ -108,21 +108,26 @@ class Awareness:
                     raise Refusal(Code.TOO_LARGE, "too many clients are present")
                 self._hold(entry, entry.state["nodeId"])
                 news.append(entry)
-        return news
+        return news if self._may_relay() else []
 
     def cut_off(self, node_id: str) -> list[Entry]:
         """Forget a node whose connection ended; gives what to tell the others."""
         gone = [held.entry for held in self._held.values() if held.node_id == node_id]
         for entry in gone:
             self._drop(entry.client)
-        return [Entry(entry.client, entry.clock + 1, None) for entry in gone]
+        return [Entry(entry.client, entry.clock + 1, None) for entry in gone] if self._may_relay() else []
 
     def present(self) -> list[Entry]:
         """What somebody who connects now is told: the states that are fresh."""
         oldest_ms = self._clock.monotonic_ms() - _EXPIRES_AFTER_MS
         for client in [client for client, held in self._held.items() if held.heard_at_ms < oldest_ms]:
             del self._held[client]
-        return [held.entry for held in self._held.values()]
+        may_relay = self._may_relay()
+        return [held.entry for held in self._held.values() if may_relay or held.node_id == self._node_id]
+
+    def _may_relay(self) -> bool:
+        """Whether others take this node's word for somebody else: that of a backbone node they do."""
+        return self._keys.is_backbone(self._node_id)
 
     def _check(self, entry: Entry, peer: str, is_backbone: bool) -> None:
         held = self._held.get(entry.client)

@@ -103,6 +103,8 @@ class RoomHub:
                 self.tell(self.awareness.cut_off(session.peer), but=None)
 
     def _on_update(self, update: bytes, origin: str) -> None:
+        if origin != self.room.node_id and not self.room.keys.is_backbone(self.room.node_id):
+            return  # what an edge node heard from one seed, another seed hears from that one
         frame = update_frame(update)
         for session in self._sessions:
             # What the room adds by itself while it takes an update is news to the one who brought it, too.

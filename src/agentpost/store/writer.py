@@ -11,6 +11,7 @@ undone, its callers are told, and the next one may succeed.
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -26,6 +27,8 @@ from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
 
 __all__ = ["Writer"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -216,7 +219,11 @@ class Writer:
         if self._failure is None:
             self._failure = refusal
             if self._on_failure is not None:
-                self._on_failure(refusal)
+                try:
+                    self._on_failure(refusal)
+                except Exception:  # noqa: BLE001 - see below
+                    # Those who wait for an answer must get it, whatever the gateway makes of the news.
+                    _log.exception("the gateway could not take the news of a failed disk")
 
 
 def _as_refusal(error: Exception) -> Exception:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from agentpost import __version__
 from agentpost.bench.measure import Metric
 from agentpost.config import home_of
-from agentpost.edges.cli import gateway
+from agentpost.edges.cli import gateway, mesh
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -42,6 +42,7 @@ app.add_typer(store_app, name="store")
 app.add_typer(bench_app, name="bench")
 
 gateway.register(app)
+mesh.register(app)
 
 HomeOption = Annotated[
     Path | None,

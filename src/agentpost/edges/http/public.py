@@ -3,8 +3,11 @@
 from typing import Any
 
 from litestar import Litestar, MediaType, Response, get
+from litestar.types import ASGIApp
 
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.joining import joining_routes
+from agentpost.edges.http.room_gate import RoomGate
 from agentpost.gateway import Gateway, Phase
 
 __all__ = ["public_app"]
@@ -12,8 +15,8 @@ __all__ = ["public_app"]
 _MAX_BODY_BYTES = 1_048_576 + 65_536
 
 
-def public_app(gateway: Gateway) -> Litestar:
-    """The ASGI application on the TCP port."""
+def public_app(gateway: Gateway) -> ASGIApp:
+    """The ASGI application on the TCP port: the room's gate in front of everything."""
 
     @get("/health/live", sync_to_thread=False, summary="The process runs")
     def live() -> dict[str, str]:
@@ -26,9 +29,11 @@ def public_app(gateway: Gateway) -> Litestar:
             {"status": gateway.phase.value}, status_code=200 if is_ready else 503, media_type=MediaType.JSON
         )
 
-    return Litestar(
-        route_handlers=[live, ready],
+    app = Litestar(
+        route_handlers=[live, ready, *joining_routes(gateway)],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=_MAX_BODY_BYTES,
         openapi_config=None,
+        logging_config=None,
     )
+    return RoomGate(app, gateway)

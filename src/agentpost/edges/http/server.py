@@ -11,8 +11,10 @@ import uvicorn
 
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import public_app
+from agentpost.edges.seed_link import SeedLinks
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.room.sync import MAX_FRAME_BYTES
 from agentpost.store.home import Home
 from agentpost.tasks import TaskOwner
 
@@ -36,12 +38,14 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
     """Start the gateway, serve it, and stop it when it asks for that. `on_ready` gets the public URL."""
     await gateway.start()
     tasks = TaskOwner("http")
+    seeds = SeedLinks(gateway)
     try:
+        seeds.start()
         with (
             contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
             _operator_socket(gateway.settings.home) as private,
         ):
-            servers = [_server(public_app(gateway)), _server(operator_app(gateway))]
+            servers = [_server(public_app(gateway)), _server(operator_app(gateway, seeds))]
             runs = [
                 tasks.spawn(server.serve(sockets=[at]), name=name)
                 for server, at, name in zip(servers, (public, private), ("public", "operator"), strict=True)
@@ -53,10 +57,13 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
             gateway.url = _url(public)
             on_ready(gateway.url)
             await gateway.stopping.wait()
+            for connection in tuple(gateway.connections):
+                connection.cut(Refusal(Code.UNAVAILABLE, "the gateway stops"))
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*runs)
     finally:
+        await seeds.close()
         await tasks.close()
         await gateway.stop()
 
@@ -72,7 +79,8 @@ def _server(app: Any) -> _Server:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
-            ws_max_size=1_048_576,
+            ws_max_size=MAX_FRAME_BYTES,
+            ws_per_message_deflate=False,
         )
     )
 

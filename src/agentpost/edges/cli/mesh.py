@@ -1,0 +1,96 @@
+"""`invite`, `join`, `nodes`, `revoke`: who belongs to the mesh."""
+
+import re
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from agentpost.config import home_of
+from agentpost.edges.cli.gateway import HomeOption
+from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["register"]
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of the mesh to the command line."""
+    app.command(epilog="Example: [bold]agentpost invite --tier edge --node mbp-jane --ttl 15m[/bold]")(invite)
+    app.command(epilog="Example: [bold]agentpost join --url http://vps-jane:7801 --token agp_…[/bold]")(join)
+    app.command(epilog="Example: [bold]agentpost nodes -o json[/bold]")(nodes)
+    app.command(epilog="Example: [bold]agentpost revoke mbp-jane[/bold]")(revoke)
+
+
+def invite(
+    node: Annotated[str, typer.Option("--node", help="The id of the node that may join with it.")],
+    tier: Annotated[str, typer.Option("--tier", help="backbone or edge.")] = "edge",
+    ttl: Annotated[str, typer.Option("--ttl", help="How long it is good, as 15m or 2h.")] = "15m",
+    public_key: Annotated[
+        str | None, typer.Option("--public-key", help="The key that the node must have.", show_default=False)
+    ] = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Make an invite for one node. The token is shown once and stored nowhere; give it to that node only."""
+    body = {"node": node, "tier": tier, "ttlSeconds": _seconds(ttl), "publicKey": public_key}
+    client = OperatorClient(home_of(None, home=home))
+    made: dict[str, Any] = client.post("/operator/invites", body)
+    if output is Format.JSON:
+        print_json(made)
+        return
+    url = client.get("/operator/status")["url"]
+    stdout.print(f"On {escape(node)}, before {made['expiresAt']}:", highlight=False)
+    stdout.print(f"agentpost join --url {url} --token {made['token']}", highlight=False, soft_wrap=True)
+
+
+def join(
+    url: Annotated[str, typer.Option("--url", help="Where the other gateway is, as http://vps-jane:7801.")],
+    token: Annotated[
+        str, typer.Option("--token", envvar="AGENTPOST_TOKEN", help="The token of the invite.", show_default=False)
+    ],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Join the mesh of another gateway with its invite. The gateway of this machine has to be up."""
+    seed: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/operator/join", {"url": url, "token": token})
+    if output is Format.JSON:
+        print_json(seed)
+    else:
+        stdout.print(f"joined through {escape(seed['nodeId'])} at {escape(seed['url'])}", highlight=False)
+
+
+def nodes(home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Who is in the room, as this gateway sees it, and its links to the seeds."""
+    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get("/operator/nodes")
+    if output is Format.JSON:
+        print_json(found)
+        return
+    rows = [(n["nodeId"], n["tier"] or "", "revoked" if n["revoked"] else n["status"]) for n in found["nodes"]]
+    print_table("Nodes", ("node", "tier", "status"), [tuple(escape(cell) for cell in row) for row in rows])
+    for seed in found["seeds"]:
+        state = "connected" if seed["connected"] else f"not connected: {seed['problem']}"
+        stdout.print(f"seed {escape(seed['nodeId'])} at {escape(seed['url'])}: {escape(state)}", highlight=False)
+
+
+def revoke(
+    node: Annotated[str, typer.Argument(help="The node to throw out.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Throw a node out: its connections end now, its tickets and invites are void."""
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/operator/revoke", {"node": node})
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print(f"{escape(node)} is revoked", highlight=False)
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,6})([smh])", text)
+    if found is None:
+        raise Refusal(Code.INVALID_FIELD, f"{text!r:.40} is not a time", field="ttl", hint="Use 90s, 15m or 2h.")
+    return int(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,131 @@
+"""The room of a running gateway: brought back from the disk, kept there, and told to the peers that are connected.
+
+Knows nothing of sockets: the edges open sessions on `hub` and carry their frames.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.snapshot import NodeStatus, NodeTier
+from agentpost.room.awareness import Awareness
+from agentpost.room.document import Room
+from agentpost.room.journal import RoomJournal
+from agentpost.room.keys import make_admission
+from agentpost.room.records import from_base64
+from agentpost.room.sync import RoomHub
+from agentpost.store.identity import Identity
+from agentpost.store.interface import Store
+from agentpost.store.values import KnownNode
+from agentpost.tasks import TaskOwner
+from agentpost.world import Chance, Clock
+
+__all__ = ["RoomHost"]
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION: Final = "1.0"
+_BEAT_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 5.0
+
+
+class RoomHost:
+    """Owns the room, its journal and its heartbeat. `start` it once, `stop` it once."""
+
+    def __init__(self, store: Store, identity: Identity, *, tier: NodeTier, clock: Clock, chance: Chance) -> None:
+        self._identity = identity
+        self._tier = tier
+        self._clock = clock
+        known = [node for node in store.known_nodes() if node.signing_public and node.revoked_at_ms is None]
+        self.room = Room(
+            node_id=store.node_id,
+            tier=tier,
+            signing=identity.signing,
+            clock=clock,
+            chance=chance,
+            pinned={node.node_id: from_base64(node.signing_public or "") for node in known},
+            backbone=[node.node_id for node in known if node.tier is NodeTier.BACKBONE],
+        )
+        self._noted = asyncio.Event()
+        self._journal = RoomJournal(self.room, store, on_note=self._noted.set)
+        awareness = Awareness(
+            node_id=store.node_id,
+            client=int.from_bytes(chance.entropy(4), "big"),
+            keys=self.room.keys,
+            presence=self.room.presence,
+            clock=clock,
+        )
+        self.hub = RoomHub(self.room, awareness, clock=clock)
+        self._tasks = TaskOwner("room")
+
+    async def start(self) -> None:
+        """Bring the room back and say that this node is there."""
+        for ignored in self._journal.load():
+            _log.warning("the stored room has something that is passed over: %s: %s", ignored.where, ignored.reason)
+        self.register(status=NodeStatus.ONLINE)
+        await self._journal.flush()
+        self.hub.beat()
+        self._tasks.spawn(self._beat(), name="heartbeat")
+        self._tasks.spawn(self._keep(), name="journal")
+
+    def register(self, *, status: NodeStatus, admission: dict[str, Any] | None = None) -> None:
+        """Write this node's own record, if it says something new. What it said before stays where nothing is given."""
+        present = self.room.record("nodes", self.room.node_id) or {}
+        said: dict[str, Any] = {
+            "tier": self._tier.value,
+            "status": status.value,
+            "protocolVersion": PROTOCOL_VERSION,
+            "publicKey": self._identity.signing_public,
+            "sealingKey": self._identity.sealing_public,
+            "outbox": f"pipe:{self.room.node_id}:out",
+            "admission": admission or present.get("admission"),
+        }
+        self.room.write("nodes", self.room.node_id, said)
+
+    def pin(self, node: KnownNode) -> None:
+        """Trust the key that a node proved here."""
+        if node.signing_public is not None:
+            key = from_base64(node.signing_public)
+            self.room.keys.pin(node.node_id, key, is_backbone=node.tier is NodeTier.BACKBONE)
+
+    def vouch(self, node: KnownNode) -> dict[str, Any] | None:
+        """This node's word for another's key, if its word counts: that of a backbone node does."""
+        if self._tier is not NodeTier.BACKBONE or node.signing_public is None:
+            return None
+        return make_admission(
+            by=self.room.node_id,
+            signing=self._identity.signing,
+            node_id=node.node_id,
+            public_key=from_base64(node.signing_public),
+            tier=node.tier,
+            at_ms=node.pinned_at_ms,
+        )
+
+    def revoke(self, node_id: str) -> None:
+        """Tell everybody that a node's records and states are not taken any more."""
+        if self._tier is NodeTier.BACKBONE:
+            self.room.write("coordination", f"revoked:{node_id}", {"at": self._clock.now_ms()})
+
+    async def stop(self) -> None:
+        """Say goodbye, and leave nothing that is not on the disk."""
+        self.register(status=NodeStatus.OFFLINE)
+        self.hub.farewell()
+        await self._tasks.close()
+        await self._journal.flush()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_SECONDS)
+            self.hub.beat()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._noted.wait()
+            self._noted.clear()
+            try:
+                await self._journal.flush()
+            except Refusal as refusal:
+                _log.error("the room could not be stored: %s", refusal.message)
+                await asyncio.sleep(_RETRY_SECONDS)
+                self._noted.set()

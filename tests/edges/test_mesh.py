@@ -1,0 +1,254 @@
+"""Gateways that join by invites and share the room: real processes, real sockets."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pycrdt import Doc, Map
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+
+from agentpost.auth.challenge import make_proof
+from agentpost.auth.wire import Challenge
+from agentpost.protocol.errors import Refusal
+from agentpost.store.home import Home
+from agentpost.store.identity import Identity, load_identity
+from tests.edges.running import RunningGateway, running_gateway
+
+ROOM = "/ansible/room/ansible-control"
+PATIENCE_SECONDS = 30
+
+
+class Stranger:
+    """A node without a gateway: keys, and the handshake written by hand."""
+
+    def __init__(self, node_id: str, home: Path, url: str) -> None:
+        made = Home(home)
+        made.prepare()
+        self.node_id = node_id
+        self.url = url
+        self.identity: Identity = load_identity(made)
+        self._nonce = 0
+
+    def exchange(self, token: str | None, **changed: Any) -> httpx.Response:
+        asked = httpx.post(f"{self.url}/ansible/auth/challenge", json={"nodeId": self.node_id}).json()
+        challenge = Challenge(challenge=asked["challenge"], node_id=asked["nodeId"], expires_at=asked["expiresAt"])
+        self._nonce += 1
+        nonce = changed.pop("nonce", f"nonce-of-{self.node_id}-{self._nonce:08}")
+        proof = make_proof(self.identity, challenge, node_id=self.node_id, nonce=nonce, invite_token=token)
+        body: dict[str, Any] = {
+            "nodeId": self.node_id,
+            "nonce": nonce,
+            "inviteToken": token,
+            "nodeProof": {
+                "challenge": proof.challenge,
+                "signingPublic": proof.signing_public,
+                "sealingPublic": proof.sealing_public,
+                "signature": proof.signature,
+            },
+        }
+        return httpx.post(f"{self.url}/ansible/auth/exchange", json=body | changed)
+
+    def ticket(self, token: str | None) -> str:
+        answer = self.exchange(token)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["wsTicket"]
+
+    def socket(self, ticket: str | None, path: str = ROOM) -> connect:
+        headers = {} if ticket is None else {"Authorization": f"Bearer {ticket}"}
+        return connect(self.url.replace("http", "ws", 1) + path, additional_headers=headers, compression=None)
+
+
+@pytest.fixture
+def seed(tmp_path: Path) -> Iterator[RunningGateway]:
+    with running_gateway(tmp_path / "vps-jane") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def stranger(seed: RunningGateway, tmp_path: Path) -> Stranger:
+    return Stranger("mbp-jane", tmp_path / "stranger", seed.url)
+
+
+def invite(seed: RunningGateway, node: str = "mbp-jane", **more: Any) -> str:
+    return seed.operator.post("/operator/invites", {"node": node, **more})["token"]
+
+
+def statuses(gateway: RunningGateway) -> dict[str, str]:
+    return {node["nodeId"]: node["status"] for node in gateway.operator.get("/operator/nodes")["nodes"]}
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+async def status_of(attempt: connect) -> tuple[int, dict[str, Any]]:
+    """The HTTP answer to a WebSocket that was refused: status and body. No 101 was sent."""
+    with pytest.raises(InvalidStatus) as refused:
+        await attempt
+    response = refused.value.response
+    return response.status_code, httpx.Response(200, content=bytes(response.body or b"")).json()["error"]
+
+
+async def end_of(connection: ClientConnection) -> tuple[int, str]:
+    """The code and the reason with which the other side closes, after whatever it still had to say."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with contextlib.suppress(ConnectionClosedError):
+            async for _ in connection:
+                pass
+    return connection.close_code or 0, connection.close_reason or ""
+
+
+@pytest.mark.req("ROOM-1", "AUTH-3", "AUTH-5")
+def test_three_gateways_join_by_invites_and_see_each_other(seed: RunningGateway, tmp_path: Path) -> None:
+    """Two machines join with tokens of the first, all three see all three, and one that restarts is back without one."""
+    with ExitStack() as stack:
+        others = [
+            stack.enter_context(running_gateway(tmp_path / node, node=node, tier="edge"))
+            for node in ("mbp-jane", "lab-jane")
+        ]
+        for node, other in zip(("mbp-jane", "lab-jane"), others, strict=True):
+            other.operator.post("/operator/join", {"url": seed.url, "token": invite(seed, node)})
+        everybody = dict.fromkeys(("lab-jane", "mbp-jane", "vps-jane"), "online")
+        for gateway in (seed, *others):
+            eventually(lambda gateway=gateway: statuses(gateway) == everybody)
+        assert others[1].end() == 0
+        eventually(lambda: statuses(seed)["lab-jane"] == "offline")
+        with running_gateway(tmp_path / "lab-jane", node="lab-jane", tier="edge") as again:
+            eventually(lambda: statuses(again) == everybody)
+            eventually(lambda: statuses(others[0]) == everybody)
+
+
+@pytest.mark.req("AUTH-1", "AUTH-9")
+async def test_without_a_ticket_nothing_of_the_room_is_readable(stranger: Stranger) -> None:
+    """Who has no ticket, or puts it into the URL, gets an HTTP refusal instead of a connection."""
+    status, error = await status_of(stranger.socket(None))
+    assert (status, error["code"]) == (401, "invalid_ticket")
+    status, error = await status_of(stranger.socket(None, f"{ROOM}?ticket=anything"))
+    assert (status, error["code"]) == (401, "invalid_ticket")
+    status, error = await status_of(stranger.socket("not.a.ticket"))
+    assert (status, error["code"]) == (401, "invalid_ticket")
+
+
+@pytest.mark.req("AUTH-6", "AUTH-7")
+def test_the_exchange_refuses_with_the_codes_of_the_spec(seed: RunningGateway, stranger: Stranger) -> None:
+    """Wrong token, wrong node, a nonce twice, no proof: each has its code, and the earlier rule speaks first."""
+
+    def code_of(answer: httpx.Response) -> tuple[int, str]:
+        return answer.status_code, answer.json()["error"]["code"]
+
+    token, foreign = invite(seed), invite(seed, "lab-jane")
+    assert code_of(stranger.exchange("agp_unknown")) == (401, "invalid_token")
+    assert code_of(stranger.exchange(foreign)) == (403, "node_mismatch")
+    assert code_of(stranger.exchange(foreign, nodeProof=None)) == (403, "node_mismatch")
+    assert code_of(stranger.exchange(token, nodeProof=None)) == (401, "node_proof_required")
+    assert stranger.exchange(token, nonce="the-same-nonce-every-time").status_code == 200
+    assert code_of(stranger.exchange(token, nonce="the-same-nonce-every-time")) == (409, "replay_detected")
+    assert code_of(stranger.exchange(token, requestedRooms=["another"])) == (403, "room_denied")
+    assert code_of(stranger.exchange(None)) == (401, "node_proof_invalid")
+    assert code_of(httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"{")) == (400, "malformed")
+
+
+@pytest.mark.req("AUTH-5", "AUTH-6")
+async def test_a_ticket_and_an_invite_are_used_once(seed: RunningGateway, stranger: Stranger) -> None:
+    """The invite is used up when the first ticket opens a connection; a ticket opens one; the key opens the next."""
+    token = invite(seed)
+    first, second = stranger.ticket(token), stranger.ticket(token)
+    status, error = await status_of(stranger.socket(first, "/ansible/room/another"))
+    assert (status, error["code"]) == (403, "room_denied")
+    third = stranger.ticket(token)
+    async with stranger.socket(third):
+        status, error = await status_of(stranger.socket(third))
+        assert (status, error["code"]) == (409, "ticket_already_used")
+        status, error = await status_of(stranger.socket(second))
+        assert (status, error["code"]) == (409, "token_already_used")
+        used = stranger.exchange(token)
+        assert (used.status_code, used.json()["error"]["code"]) == (409, "token_already_used")
+        async with stranger.socket(stranger.ticket(None)):
+            pass
+
+
+@pytest.mark.req("AUTH-6")
+async def test_one_ticket_opens_one_of_many_connections(seed: RunningGateway, stranger: Stranger) -> None:
+    """Fifty connections with the same ticket at the same moment: exactly one gets in."""
+    ticket = stranger.ticket(invite(seed))
+
+    async def attempt() -> int:
+        try:
+            async with stranger.socket(ticket) as connection:
+                await connection.recv()
+                await asyncio.sleep(0.2)
+                return 101
+        except InvalidStatus as refused:
+            return refused.response.status_code
+
+    outcomes = await asyncio.gather(*(attempt() for _ in range(50)))
+    assert sorted(outcomes) == [101, *[409] * 49]
+
+
+@pytest.mark.req("ROOM-3")
+async def test_a_peer_that_writes_what_is_not_its_own_is_thrown_out(seed: RunningGateway, stranger: Stranger) -> None:
+    """A write into another's record closes the connection with 1008, and nobody else ever sees it."""
+    document: Doc = Doc()
+    document["nodes"] = nodes = Map()
+    nodes["vps-jane"] = {"tier": "edge", "status": "offline"}
+    update = document.get_update()
+    frame = bytes((0, 2, len(update) & 0x7F)) + update if len(update) < 128 else b""
+    assert frame
+    async with stranger.socket(stranger.ticket(invite(seed))) as connection:
+        await connection.send(frame)
+        assert (await end_of(connection))[0] == 1008
+    assert statuses(seed)["vps-jane"] == "online"
+
+
+@pytest.mark.req("ROOM-6")
+async def test_a_revoked_node_is_cut_off_at_once(seed: RunningGateway, stranger: Stranger) -> None:
+    """Revoking ends the open connection, and neither its ticket nor its key opens another."""
+    waiting = None
+    async with stranger.socket(stranger.ticket(invite(seed))) as connection:
+        waiting = stranger.ticket(None)
+        await asyncio.to_thread(seed.operator.post, "/operator/revoke", {"node": "mbp-jane"})
+        assert await end_of(connection) == (1008, "node_revoked")
+    status, error = await status_of(stranger.socket(waiting))
+    assert (status, error["code"]) == (403, "node_revoked")
+    assert stranger.exchange(None).status_code == 403
+
+
+def test_only_backbone_nodes_invite(tmp_path: Path) -> None:
+    """An edge gateway says that it cannot let others in, and who can."""
+    with running_gateway(tmp_path / "mbp-jane", node="mbp-jane", tier="edge") as gateway:
+        with pytest.raises(Refusal, match="only backbone nodes"):
+            gateway.operator.post("/operator/invites", {"node": "lab-jane"})
+
+
+@pytest.mark.req("ROOM-5")
+def test_the_room_outlives_a_restart_of_everybody(tmp_path: Path) -> None:
+    """All gateways stop and start again: the same nodes are in the room, joined by their keys, without an invite."""
+    port = _free_port()
+    with running_gateway(tmp_path / "vps", listen=f"127.0.0.1:{port}") as seed:
+        with running_gateway(tmp_path / "mbp", node="mbp-jane", tier="edge") as edge:
+            edge.operator.post("/operator/join", {"url": seed.url, "token": invite(seed)})
+            edge.end()
+        seed.end()
+    with (
+        running_gateway(tmp_path / "vps", listen=f"127.0.0.1:{port}") as seed,
+        running_gateway(tmp_path / "mbp", node="mbp-jane", tier="edge") as edge,
+    ):
+        for gateway in (seed, edge):
+            eventually(lambda gateway=gateway: statuses(gateway) == {"mbp-jane": "online", "vps-jane": "online"})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
