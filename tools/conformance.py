@@ -36,9 +36,7 @@ _LOOKS: Final[dict[Result, Text]] = {
 }
 
 _SECTION: Final = re.compile(r"## (?P<title>.+)")
-_RULE: Final = re.compile(
-    r"- \*\*(?P<id>[A-Z]+-[1-9][0-9]*)\*\* (?:\[(?P<level>L[123])\] )?(?P<text>[^\[].*)"
-)
+_RULE: Final = re.compile(r"- \*\*(?P<id>[A-Z]+-[1-9][0-9]*)\*\* (?:\[(?P<level>L[123])\] )?(?P<text>[^\[].*)")
 
 _PYTEST_PASSED: Final = 0
 _PYTEST_NOTHING_COLLECTED: Final = 5
@@ -196,8 +194,7 @@ def as_rows(rows: Iterable[Standing]) -> list[dict[str, Any]]:
             "rule": row.rule.id,
             "result": row.result,
             "evidence": [
-                {"test": check.test, "sentence": check.sentence, "outcome": check.outcome}
-                for check in row.checks
+                {"test": check.test, "sentence": check.sentence, "outcome": check.outcome} for check in row.checks
             ],
         }
         for row in rows
@@ -216,13 +213,9 @@ def _print_json(shown: Sequence[Standing]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="conformance", description=f"The rules of {REQUIREMENTS} and their checks."
-    )
+    parser = argparse.ArgumentParser(prog="conformance", description=f"The rules of {REQUIREMENTS} and their checks.")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="how to print it")
-    parser.add_argument(
-        "--results", metavar="FILE", type=Path, help="render this ledger instead of running the tests"
-    )
+    parser.add_argument("--results", metavar="FILE", type=Path, help="render this ledger instead of running the tests")
     parser.add_argument("--missing", action="store_true", help="list only the rules without a check")
     return parser
 
@@ -231,9 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
-        run = (
-            run_checks(ROOT) if options.results is None else Run(read_checks(options.results), complete=True)
-        )
+        run = run_checks(ROOT) if options.results is None else Run(read_checks(options.results), complete=True)
         rows = standings(read_rules(ROOT), run.checks)
     except (OSError, ValueError, TypeError) as problem:
         parser.error(str(problem))

@@ -51,7 +51,23 @@ def test_a_wrong_word_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["demo"], ["errors"], ["store", "check"], ["store", "backup"], ["bench", "protocol"], ["bench", "store"]],
+    [
+        ["demo"],
+        ["errors"],
+        ["store", "check"],
+        ["store", "backup"],
+        ["bench", "protocol"],
+        ["bench", "store"],
+        ["bench", "room"],
+        ["up"],
+        ["down"],
+        ["status"],
+        ["doctor"],
+        ["invite"],
+        ["join"],
+        ["nodes"],
+        ["revoke"],
+    ],
     ids=" ".join,
 )
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:
@@ -130,6 +146,7 @@ def test_the_demo_keeps_its_promises() -> None:
     assert result["missing"] == 0
     assert result["states"] == ["Emitted", "Accepted", "Replied"]
     assert result["unansweredStates"] == ["Emitted", "RetryPending", "Emitted", "RetryPending", "DeadLetter"]
+    assert result["nodes"] == dict.fromkeys(("lab-jane", "mbp-jane", "vps-jane"), "online")
 
 
 def test_bench_prints_metrics_that_a_program_can_read() -> None:

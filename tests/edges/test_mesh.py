@@ -111,7 +111,7 @@ async def end_of(connection: ClientConnection) -> tuple[int, str]:
 
 @pytest.mark.req("ROOM-1", "AUTH-3", "AUTH-5")
 def test_three_gateways_join_by_invites_and_see_each_other(seed: RunningGateway, tmp_path: Path) -> None:
-    """Two machines join with tokens of the first, all three see all three, and one that restarts is back without one."""
+    """Two machines join with tokens of the first, all see all, and one that restarts is back without a token."""
     with ExitStack() as stack:
         others = [
             stack.enter_context(running_gateway(tmp_path / node, node=node, tier="edge"))
@@ -226,19 +226,23 @@ async def test_a_revoked_node_is_cut_off_at_once(seed: RunningGateway, stranger:
 
 def test_only_backbone_nodes_invite(tmp_path: Path) -> None:
     """An edge gateway says that it cannot let others in, and who can."""
-    with running_gateway(tmp_path / "mbp-jane", node="mbp-jane", tier="edge") as gateway:
-        with pytest.raises(Refusal, match="only backbone nodes"):
-            gateway.operator.post("/operator/invites", {"node": "lab-jane"})
+    with (
+        running_gateway(tmp_path / "mbp-jane", node="mbp-jane", tier="edge") as gateway,
+        pytest.raises(Refusal, match="only backbone nodes"),
+    ):
+        gateway.operator.post("/operator/invites", {"node": "lab-jane"})
 
 
 @pytest.mark.req("ROOM-5")
 def test_the_room_outlives_a_restart_of_everybody(tmp_path: Path) -> None:
     """All gateways stop and start again: the same nodes are in the room, joined by their keys, without an invite."""
     port = _free_port()
-    with running_gateway(tmp_path / "vps", listen=f"127.0.0.1:{port}") as seed:
-        with running_gateway(tmp_path / "mbp", node="mbp-jane", tier="edge") as edge:
-            edge.operator.post("/operator/join", {"url": seed.url, "token": invite(seed)})
-            edge.end()
+    with (
+        running_gateway(tmp_path / "vps", listen=f"127.0.0.1:{port}") as seed,
+        running_gateway(tmp_path / "mbp", node="mbp-jane", tier="edge") as edge,
+    ):
+        edge.operator.post("/operator/join", {"url": seed.url, "token": invite(seed)})
+        edge.end()
         seed.end()
     with (
         running_gateway(tmp_path / "vps", listen=f"127.0.0.1:{port}") as seed,

@@ -2,7 +2,8 @@
 
 story     what is shown, step by step
 victim    the process that is killed
-mail      two gateways' stores exchange a message; no network yet
+mail      two gateways' stores exchange a message, by hand
+mesh      three gateway processes join by invites and share the room
 """
 
 from agentpost.demo.story import DemoResult, run_demo

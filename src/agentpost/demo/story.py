@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentpost.demo.mail import RECEIVER, SENDER, Postman
+from agentpost.demo.mesh import show_mesh
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import MessageEvent
 from agentpost.protocol.ids import EventId
@@ -35,6 +36,7 @@ class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
     chain_whole: bool
     states: list[str]
     unanswered_states: list[str]
+    nodes: dict[str, str]
     kept: bool
 
 
@@ -71,8 +73,13 @@ async def _story(root: Path, console: Console) -> DemoResult:
         await sender.store.close()
         await receiver.store.close()
 
+    _head(console, 5, "Three gateways on this machine join by invites, and one is thrown out")
+    mesh = await asyncio.to_thread(show_mesh, root / "mesh", console)
+
     kept = (
         missing == 0
+        and mesh.all_joined
+        and mesh.is_out
         and not report.problems
         and states[-1] == DeliveryState.REPLIED
         and unanswered[-1] == DeliveryState.DEAD_LETTER
@@ -89,6 +96,7 @@ async def _story(root: Path, console: Console) -> DemoResult:
         chain_whole=not report.problems,
         states=states,
         unanswered_states=unanswered,
+        nodes=mesh.nodes,
         kept=kept,
     )
 
