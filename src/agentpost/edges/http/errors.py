@@ -6,6 +6,7 @@ from typing import Any
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 
+from agentpost.auth.limits import RateLimited
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["EXCEPTION_HANDLERS"]
@@ -16,7 +17,8 @@ _CODES = {404: Code.NOT_FOUND, 413: Code.TOO_LARGE, 429: Code.RATE_LIMITED}
 
 
 def _refused(_request: Request[Any, Any, Any], refusal: Refusal) -> Response[dict[str, Any]]:
-    return Response(refusal.to_wire(), status_code=refusal.status, media_type=MediaType.JSON)
+    headers = {"retry-after": str(refusal.retry_after_seconds)} if isinstance(refusal, RateLimited) else None
+    return Response(refusal.to_wire(), status_code=refusal.status, media_type=MediaType.JSON, headers=headers)
 
 
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
