@@ -1,4 +1,7 @@
 """Where the outside meets agentpost. Thin: an edge translates, the layers below decide.
 
-cli    the `agentpost` command
+cli               the `agentpost` command
+http              the public port with the room's gate, and the operator's socket
+operator_client   calls through that socket
+seed_link         the link to a seed, for as long as the gateway runs
 """

@@ -15,6 +15,7 @@ import uvloop
 from rich.markup import escape
 
 from agentpost.config import Settings, home_of, load_settings
+from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.gateway import Gateway, Phase
@@ -27,17 +28,6 @@ __all__ = ["register"]
 
 _WAIT_SECONDS: Final = 30.0
 _LOG_FILE: Final = "gateway.log"
-
-NodeOption = Annotated[str | None, typer.Option("--node", help="The id of this node.", show_default=False)]
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        envvar="AGENTPOST_HOME",
-        help="The home; else ~/.agentpost/<node>, or the only one.",
-        show_default=False,
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:

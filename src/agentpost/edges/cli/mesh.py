@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from agentpost.config import home_of
-from agentpost.edges.cli.gateway import HomeOption
+from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal

@@ -1,6 +1,8 @@
 """HTTP. Two doors that share no route: the public one on TCP, and the operator's on a socket inside the home.
 
 public     what other machines may ask
+joining    the handshake
+room_gate  the room over WebSocket, behind a gate
 operator   what the owner of the home may ask; the socket's permissions are the authorisation
 errors     a refusal as a response
 server     both doors around one gateway, until it is told to stop

@@ -1,0 +1,54 @@
+"""`agentpost bench …`: measure. The benches are loaded only when they run; other commands need not wait for them."""
+
+from typing import Annotated
+
+import typer
+
+from agentpost.bench.measure import Metric
+from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say
+
+__all__ = ["bench_app"]
+
+bench_app = typer.Typer(help="Measure, next to the limits of this machine.", no_args_is_help=True)
+
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each measurement; the best one counts.")]
+
+
+@bench_app.command("protocol", epilog="Example: [bold]agentpost bench protocol -o json[/bold]")
+def bench_protocol_command(rounds: RoundsOption = 5, output: FormatOption = Format.TEXT) -> None:
+    """Decode, validate, encode and route: the pure core, on one core of this machine."""
+    from agentpost.bench.protocol import bench_protocol
+
+    _print_metrics("protocol", bench_protocol(rounds=rounds, say=say), output)
+
+
+@bench_app.command("store", epilog="Example: [bold]agentpost bench store --rows 200000[/bold]")
+def bench_store_command(
+    rounds: RoundsOption = 5,
+    rows: Annotated[int, typer.Option("--rows", min=20_000, help="Rows of the large outbox.")] = 5_000_000,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Durable appends for 1, 16 and 256 callers next to raw SQLite, and the cost of size. Needs 1 kB of disk a row."""
+    from agentpost.bench.store import bench_store
+
+    _print_metrics("store", bench_store(rounds=rounds, rows=rows, say=say), output)
+
+
+@bench_app.command("room", epilog="Example: [bold]agentpost bench room --rounds 3[/bold]")
+def bench_room_command(rounds: RoundsOption = 3, output: FormatOption = Format.TEXT) -> None:
+    """Updates of the room checked and merged, its size after a month of fifty nodes, and a join to it."""
+    from agentpost.bench.room import bench_room
+
+    _print_metrics("room", bench_room(rounds=rounds, say=say), output)
+
+
+def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
+    if output is Format.JSON:
+        print_json(metrics)
+        return
+    rows = [(m.metric, _number(m.value), m.unit, _number(m.against), _number(m.ratio)) for m in metrics]
+    print_table(f"agentpost bench {name}", ("", "value", "unit", "against", "ratio"), rows, numbers=(1, 3, 4))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}"

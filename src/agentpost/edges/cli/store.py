@@ -1,0 +1,57 @@
+"""`agentpost store …`: look after the durable store of a gateway."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from agentpost.config import home_of
+from agentpost.edges.cli.options import HomeOption
+from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.store.integrity import back_up, check_home
+
+__all__ = ["store_app"]
+
+store_app = typer.Typer(help="Look after the durable store of a gateway.", no_args_is_help=True)
+
+
+@store_app.command("check", epilog="Example: [bold]agentpost store check --home ~/.agentpost/vps-jane[/bold]")
+def store_check(home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Check a home: the file, the hash chain of the outbox, its sequence. Works beside a running gateway."""
+    path = home_of(None, home=home)
+    with stderr.status("checking") as status:
+        report = check_home(
+            path, progress=lambda done, total: status.update(f"checking the outbox: {done:,} of {total:,} events")
+        )
+    if output is Format.JSON:
+        print_json(report)
+    else:
+        stdout.print(f"node {escape(report.node_id)}, epoch {escape(report.epoch)}, schema {report.schema_version}")
+        stdout.print(
+            f"outbox: {report.outbox_events:,} events, seq {report.outbox_first_seq} to {report.outbox_last_seq}"
+        )
+        stdout.print(f"inbox: {report.inbox_events:,} events")
+        for problem in report.problems:
+            stdout.print(f"[red]problem[/red] {escape(problem)}")
+        stdout.print("[green]whole[/green]" if not report.problems else f"[red]{len(report.problems)} problems[/red]")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@store_app.command(
+    "backup", epilog="Example: [bold]agentpost store backup monday.db --home ~/.agentpost/vps-jane[/bold]"
+)
+def store_backup(
+    target: Annotated[Path, typer.Argument(help="The file to write; it must not exist yet.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Copy a home's database while its gateway runs. The keys are not in it; keep those where secrets are kept."""
+    path = home_of(None, home=home)
+    with stderr.status(f"copying to {target}"):
+        size = back_up(path, target)
+    if output is Format.JSON:
+        print_json({"target": str(target), "sizeBytes": size})
+    else:
+        stdout.print(f"{escape(str(target))}: {size:,} bytes")
