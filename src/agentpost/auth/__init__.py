@@ -10,5 +10,4 @@ joining       the service that edges call: invite, challenge, exchange, redeem, 
   audit, guard        what is written down; what must not be used twice
 wire          the requests and answers of the handshake
 signing       signatures with a purpose, keys as text, and what a name may look like
-operator      the key that lets the operator of this machine in
 """
