@@ -192,3 +192,17 @@ def test_a_flood_is_slowed_down(stranger: Stranger) -> None:
     assert answers[-1].status_code == 429
     assert answers[-1].json()["error"]["code"] == "rate_limited"
     assert int(answers[-1].headers["retry-after"]) >= 1
+
+
+@pytest.mark.req("ROOM-5")
+def test_any_backbone_gateway_hosts_the_room(seed: RunningGateway, tmp_path: Path) -> None:
+    """A second backbone joins the first and lets an edge node in; all three see each other through both of them."""
+    with (
+        running_gateway(tmp_path / "hub", node="hub-jane", tier="backbone") as hub,
+        running_gateway(tmp_path / "lab", node="lab-jane", tier="edge") as edge,
+    ):
+        hub.operator.post("/operator/join", {"url": seed.url, "token": invite(seed, "hub-jane", tier="backbone")})
+        edge.operator.post("/operator/join", {"url": hub.url, "token": invite(hub, "lab-jane")})
+        everybody = dict.fromkeys(("hub-jane", "lab-jane", "vps-jane"), "online")
+        for gateway in (seed, hub, edge):
+            eventually(lambda gateway=gateway: statuses(gateway) == everybody)

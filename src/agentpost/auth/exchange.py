@@ -171,7 +171,15 @@ class Exchange:
             sealing_public=self._identity.sealing_public,
             # An invite vouches for one key, so there is no admission before that key is pinned.
             admission=None if known is None else self._vouch(known),
+            anchors=self._anchors(),
         )
+
+    def _anchors(self) -> dict[str, str]:
+        return {
+            node.node_id: node.signing_public
+            for node in self._store.known_nodes()
+            if node.admitted_by == node.node_id and node.signing_public is not None and node.revoked_at_ms is None
+        }
 
 
 def _pinned_key(known: KnownNode | None, invite: Invite) -> str | None:

@@ -77,7 +77,8 @@ class Grant(Discreet, frozen=True, kw_only=True):
     """What a node gets for its invite or its key: a ticket, and who it is that gives it.
 
     `admission` is this gateway's word for the node's key, in the form that the room keeps it. It is there once the key
-    is pinned, so not yet at the first join: see `Entry`.
+    is pinned, so not yet at the first join: see `Entry`. `anchors` are the keys of backbone nodes that began a mesh:
+    nobody can give such a word for them, and whoever trusts this gateway takes them from it.
     """
 
     secret = frozenset({"ws_ticket"})
@@ -90,6 +91,7 @@ class Grant(Discreet, frozen=True, kw_only=True):
     signing_public: str
     sealing_public: str
     admission: dict[str, Any] | None = None
+    anchors: dict[str, str] = {}
 
 
 class Entry(Struct, frozen=True, kw_only=True, rename="camel"):

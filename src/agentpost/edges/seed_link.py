@@ -83,18 +83,25 @@ class SeedLinks:
         return link
 
     async def _trust(self, grant: Grant) -> None:
-        """Pin the seed's key at the first join: whoever answers for it later must have the same."""
-        node = await self._gateway.store.pin_node(
-            KnownNode(
-                node_id=grant.node_id,
-                signing_public=grant.signing_public,
-                sealing_public=grant.sealing_public,
-                tier=NodeTier.BACKBONE,
-                admitted_by=grant.node_id,
-                pinned_at_ms=self._gateway.clock.now_ms(),
+        """Pin the seed's key at the first join: whoever answers for it later must have the same.
+
+        The seed's word for others is taken from then on, so its anchors are pinned too; a key that is known here stays.
+        """
+        keys = {**grant.anchors, grant.node_id: grant.signing_public}
+        for node_id, signing_public in keys.items():
+            if node_id == self._gateway.settings.node_id:
+                continue
+            node = self._gateway.store.known_node(node_id) or await self._gateway.store.pin_node(
+                KnownNode(
+                    node_id=node_id,
+                    signing_public=signing_public,
+                    sealing_public=grant.sealing_public if node_id == grant.node_id else None,
+                    tier=NodeTier.BACKBONE,
+                    admitted_by=node_id,
+                    pinned_at_ms=self._gateway.clock.now_ms(),
+                )
             )
-        )
-        self._gateway.host.pin(node)
+            self._gateway.host.pin(node)
 
     def _file(self) -> Path:
         return self._gateway.settings.home / _SEEDS_FILE

@@ -85,7 +85,7 @@ class RoomHost:
 
     def pin(self, node: KnownNode) -> None:
         """Trust the key that a node proved here."""
-        if node.signing_public is not None:
+        if node.signing_public is not None and node.revoked_at_ms is None:
             key = from_base64(node.signing_public)
             self.room.keys.pin(node.node_id, key, is_backbone=node.tier is NodeTier.BACKBONE)
 
