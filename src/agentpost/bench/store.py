@@ -1,8 +1,8 @@
 """`agentpost bench store`: durable appends next to what SQLite itself can do here, and what size does to them.
 
-The limit is measured in the same run, on the same disk, with the same pragmas, into the same table: APSW alone, a thread
-that writes rows which are ready made before the clock starts, in batches of 256, with nobody to answer. A second figure
-has that thread encode and chain the events as well, which tells the price of the callers from the price of the rows.
+The limit is measured in the same run, on the same disk, with the same pragmas, into the same table: APSW alone, in one
+thread that writes rows which are ready made before the clock starts, in batches of 256, with nobody to answer. In a
+second figure that thread encodes and chains the events as well, which tells the price of callers from that of rows.
 Limits and store take turns, and each is judged by its best round.
 """
 
