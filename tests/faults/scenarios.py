@@ -108,6 +108,7 @@ class Scenario:
         """The store as this scenario wants it: when it checkpoints, and which schema is its newest."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writer, "_CHECKPOINT_AT_PAGES", self.checkpoint_at_pages)
+            patch.setattr(writer, "_COMMITS_A_LOOK_AT_THE_LOG", 1)
             for module in (database, integrity):
                 patch.setattr(module, "migrations", lambda: self.migrations)
             yield
@@ -179,7 +180,7 @@ async def play(
     run.failure, run.closing_at = store.failure, _next_point(disk)
     if store.failure is not None:
         refused = store.append([message(999)])
-        assert refused.done()
+        await asyncio.wait((refused,), timeout=_PATIENCE_SECONDS)
         run.after_failure = _refusal_of(refused)
     if before_close is not None:
         await before_close()

@@ -46,6 +46,7 @@ def work_until_killed(home: str, first_number: int) -> None:
 
     numbers = itertools.count(first_number)
     writer._CHECKPOINT_AT_PAGES = CHECKPOINT_AT_PAGES
+    writer._COMMITS_A_LOOK_AT_THE_LOG = 1
     asyncio.run(work())
 
 

@@ -179,7 +179,7 @@ async def test_the_log_is_moved_into_the_database_as_it_grows(writer: Writer, da
         event = a_message(number, body="x" * 500_000)
         await writer.submit(lambda tx, event=event: tx.append([event]))
     await append(writer, 12)
-    assert database.log_pages < 1_000
+    assert database.log_pages() < 1_000
     assert database.value(SQL.count_outbox) == 12
 
 

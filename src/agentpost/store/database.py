@@ -47,7 +47,6 @@ class Database:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        self.log_pages = 0
         # Grows with everything that is, or is about to be, written.
         self.writes = 0
 
@@ -84,8 +83,8 @@ class Database:
                 raise Refusal(Code.UNAVAILABLE, f"{path} is on a file system that cannot hold a WAL database")
             connection.pragma("synchronous", synchronous)
             connection.pragma("journal_size_limit", _LOG_BYTES_KEPT)
-        # The writer checkpoints by itself, where it can see a failing disk; SQLite's own hook would swallow that.
-        connection.set_wal_hook(self._count_log_pages)
+            # The writer checkpoints by itself, where it can see a failing disk; SQLite's own hook would swallow that.
+            connection.wal_autocheckpoint(0)
 
     def _is_ours_or_new(self) -> bool:
         application_id = self._connection.pragma("application_id")
@@ -93,10 +92,6 @@ class Database:
         return application_id == _APPLICATION_ID or (
             application_id == 0 and self.value("SELECT count(*) FROM sqlite_schema") == 0
         )
-
-    def _count_log_pages(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        self.log_pages = pages
-        return apsw.SQLITE_OK
 
     def migrate(self, scripts: Sequence[str] | None = None) -> None:
         """Bring the database to the schema of this version, each step in one transaction."""
@@ -126,7 +121,9 @@ class Database:
         self.run("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        self.run("COMMIT")
+        """End the transaction, if there is one: a single statement needs none."""
+        if self._connection.in_transaction:
+            self.run("COMMIT")
 
     def rollback(self) -> None:
         """End the transaction, if SQLite has not ended it already."""
@@ -174,7 +171,12 @@ class Database:
         """Move what the log holds into the database file, as far as no reader needs the log."""
         with translated:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        self.log_pages = 0
+
+    def log_pages(self) -> int:
+        """How many pages of the log are not in the database file yet."""
+        with translated:
+            pages, moved = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return pages - moved
 
     def copy_to(self, target: Path) -> None:
         """A consistent, compacted copy as of now, durable when this returns. Readers and the writer go on meanwhile."""

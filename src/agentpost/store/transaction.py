@@ -39,21 +39,24 @@ class Transaction:
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
-        seq, chain, node_id = self.seq, self._chain, self.node_id
-        packed: list[bytes] = []
-        for event in events:
-            if event.source_node_id != node_id:
-                raise foreign_source(event, node_id)
-            seq += 1
-            body = encode_for_outbox(replace(event, seq=seq))
-            chain = chain_after(chain, body)
-            # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch without
-            # asking Python for every value.
-            packed.append(event.event_id.encode() + chain + body)
-        # Nothing above has changed anything: an event that cannot be encoded leaves no trace.
-        if deliveries:
-            self._deliveries += _placed(deliveries, events, self.seq)
-        self._packed += packed
+        seq, chain, node_id, packed = self.seq, self._chain, self.node_id, self._packed
+        gathered = len(packed)
+        try:
+            for event in events:
+                if event.source_node_id != node_id:
+                    raise foreign_source(event, node_id)
+                seq += 1
+                body = encode_for_outbox(replace(event, seq=seq))
+                chain = chain_after(chain, body)
+                # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch
+                # without asking Python for every value.
+                packed.append(event.event_id.encode() + chain + body)
+            if deliveries:
+                self._deliveries += _placed(deliveries, events, self.seq)
+        except Refusal:
+            # What cannot be written leaves no trace, nor do those before it.
+            del packed[gathered:]
+            raise
         self.database.writes += 1
         appended = Appended(first_seq=self.seq + 1, last_seq=seq)
         self.seq, self._chain = seq, chain
@@ -68,8 +71,10 @@ class Transaction:
             self.database.run_many(SQL.add_delivery, self._deliveries)
             self._deliveries = []
 
-    def begin(self) -> None:
-        self.database.begin()
+    def begin(self, *, only_appends: bool) -> None:
+        """Begin. Appends without deliveries end up as one statement, which is a transaction by itself."""
+        if not only_appends:
+            self.database.begin()
 
     def commit(self) -> None:
         self.flush()

@@ -32,8 +32,10 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MOST_JOBS_A_COMMIT: Final = 4096
+# A crowd is split in two: while SQLite writes one half without Python, the callers of the other half run.
+_SPLIT_ABOVE_JOBS: Final = 128
 _CHECKPOINT_AT_PAGES: Final = 1000
+_COMMITS_A_LOOK_AT_THE_LOG: Final = 8
 _FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
 # After these SQLite may have ended the transaction by itself, with the work of the neighbours in it.
 _SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
@@ -81,13 +83,18 @@ class Writer:
     def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
         """Run `work` in the next transaction. The future is done when that is durable."""
         future: asyncio.Future[T] = self._callers_loop().create_future()
-        self._put(_Job(future, work))
+        self._waiting.put(_Job(future, work))
+        if self._stopped:
+            self._refuse_leftovers()
         return future
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery]) -> "asyncio.Future[Appended]":
         """Append in the next transaction."""
         future: asyncio.Future[Appended] = self._callers_loop().create_future()
-        self._put(_Job(future, None, events, deliveries))
+        self._waiting.put(_Job(future, None, events, deliveries))
+        if self._stopped:
+            # It may have come after the last look of the thread; whoever finds it in the queue answers.
+            self._refuse_leftovers()
         return future
 
     def _callers_loop(self) -> asyncio.AbstractEventLoop:
@@ -95,16 +102,6 @@ class Writer:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.get_running_loop()
         return self._loop
-
-    def _put(self, job: _Job) -> None:
-        if self._failure is not None:
-            # Anew for each: an exception keeps the frames of everyone who was handed it.
-            job.future.set_exception(Refusal(self._failure.code, self._failure.message))
-            return
-        self._waiting.put(job)
-        if self._stopped:
-            # It may have come after the last look of the thread; whoever finds it in the queue answers.
-            self._refuse_leftovers()
 
     def stop(self) -> None:
         """Finish what is waiting, then end the thread. Blocks until it has."""
@@ -128,6 +125,7 @@ class Writer:
 
     def _run(self) -> None:
         more = True
+        commits = 0
         while more:
             jobs, more = self._take()
             if jobs:
@@ -135,21 +133,25 @@ class Writer:
                     self._commit(jobs)
                 else:
                     for job in jobs:
-                        job.error = self._failure
+                        # Anew for each: an exception keeps the frames of everyone who was handed it.
+                        job.error = Refusal(self._failure.code, self._failure.message)
                 self._answer(jobs)
-            if self._failure is None and self._database.log_pages >= _CHECKPOINT_AT_PAGES:
-                self._checkpoint()
+            commits += 1
+            if self._failure is None and commits % _COMMITS_A_LOOK_AT_THE_LOG == 0:
+                self._checkpoint_if_long()
 
     def _take(self) -> tuple[list[_Job], bool]:
-        """Everything that waits, at least one; False beside it when this was the last."""
+        """What waits, at least one job and all but half of a crowd; False beside it when this was the last."""
         jobs: list[_Job] = []
+        next_job = self._waiting.get_nowait
         job = self._waiting.get()
+        most = max(_SPLIT_ABOVE_JOBS, self._waiting.qsize() // 2)
         try:
             while job is not None:
                 jobs.append(job)
-                if len(jobs) == _MOST_JOBS_A_COMMIT:
+                if len(jobs) == most:
                     return jobs, True
-                job = self._waiting.get_nowait()
+                job = next_job()
         except Empty:
             return jobs, True
         return jobs, False
@@ -166,16 +168,15 @@ class Writer:
     def _try_together(self, jobs: list[_Job]) -> bool:
         """Whether each job has its answer. A job that changed nothing may fail without spoiling the others."""
         transaction, database = self._transaction, self._database
+        append = transaction.append
         job = None
         try:
-            transaction.begin()
+            transaction.begin(only_appends=all(job.work is None and not job.deliveries for job in jobs))
             for job in jobs:
                 before = database.writes
                 try:
-                    if job.work is None:
-                        job.result = transaction.append(job.events, job.deliveries)
-                    else:
-                        job.result = job.work(transaction)
+                    work = job.work
+                    job.result = append(job.events, job.deliveries) if work is None else work(transaction)
                 except Exception as error:
                     job.error = _as_refusal(error)
                     if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
@@ -207,9 +208,10 @@ class Writer:
         except Refusal as refusal:
             self._fail(refusal)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint_if_long(self) -> None:
         try:
-            self._database.checkpoint()
+            if self._database.log_pages() >= _CHECKPOINT_AT_PAGES:
+                self._database.checkpoint()
         except Refusal as refusal:
             # A full disk leaves the log as it is, and the log is enough; anything else is a failing disk.
             if refusal.code in _FATAL:
@@ -234,9 +236,11 @@ def _as_refusal(error: Exception) -> Exception:
 
 def _resolve(jobs: list[_Job]) -> None:
     for job in jobs:
-        if job.future.cancelled():
+        future = job.future
+        if future.done():
+            # Cancelled: its caller does not wait any more.
             continue
         if job.error is None:
-            job.future.set_result(job.result)
+            future.set_result(job.result)
         else:
-            job.future.set_exception(job.error)
+            future.set_exception(job.error)
