@@ -28,6 +28,7 @@ from agentpost.protocol.payloads import (
     Kind,
     Message,
     Name,
+    Names,
     PayloadRef,
     Reply,
     Signal,
@@ -81,6 +82,8 @@ class Envelope(Contract, frozen=True, kw_only=True, tag_field="kind"):
     source_node_id: Name
     source_agent_id: Name
     to_agent_id: Name | None = None
+    # The gateways that engage its recipients, or have to hear of it: readers get an outbox filtered by this.
+    to_nodes: Names = ()
     corr_id: Annotated[CorrId, Meta(max_length=31)] = CorrId("")
     created_at: Time
     expires_at: Time | None = None

@@ -1,0 +1,141 @@
+"""What the engine asks of the world around it, besides `Clock`, `Chance` and `Store`: the room, runtimes, wake-ups.
+
+Values are frozen; an interface is implemented once for production and once for tests (`agentpost.testing`).
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.payloads import Kind, Priority
+from agentpost.protocol.snapshot import RoomSnapshot
+
+__all__ = ["Content", "Engagement", "Result", "ResultKind", "RoomView", "Runtime", "Wakeups"]
+
+
+class RoomView(Protocol):
+    """The room as the engine reads it. Everything in it was verified before it got here."""
+
+    def snapshot(self) -> RoomSnapshot: ...
+
+    def signing_key(self, node_id: str) -> bytes | None:
+        """The Ed25519 key that signs for this node; None for a node that is unknown or revoked."""
+        ...
+
+    def sealing_key(self, node_id: str) -> bytes | None:
+        """The X25519 key that content for this node is sealed for; None for one that is unknown or revoked."""
+        ...
+
+    def is_backbone(self, node_id: str) -> bool: ...
+
+    def waiting_at(self, node_id: str) -> int | None:
+        """How much a gateway says it has waiting for its agents; None if it has not said."""
+        ...
+
+
+class Content(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What people and agents say to each other: everything that is sealed (PIPE-4). One shape for all kinds."""
+
+    subject: str | None = None
+    body: str | None = None
+    context: Any = None
+    title: str | None = None
+    description: str | None = None
+    note: str | None = None
+    plan_summary: str | None = None
+    result_summary: str | None = None
+    error_summary: str | None = None
+    output: Any = None
+
+
+class Engagement(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One event as it is handed to one agent. `attempt` counts from 1; `event_id` is the key for idempotency."""
+
+    event_id: EventId
+    corr_id: CorrId
+    kind: Kind
+    to_agent_id: str
+    from_agent_id: str
+    from_node_id: str
+    created_at: str
+    attempt: int
+    priority: Priority = Priority.NORMAL
+    expects_reply: bool = False
+    ref_event_id: EventId | None = None
+    content: Content = Content()
+
+
+class ResultKind(StrEnum):
+    PROCESSED = "processed"  # the agent has had it; `reply` may say something
+    RETRY = "retry"  # the runtime could not do it now; try again later (RTY-4)
+    FAILED = "failed"  # it will never work; the sender is told why
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What became of one engagement."""
+
+    kind: ResultKind
+    reply: Content | None = None
+    error: str | None = None
+
+
+class Runtime(Protocol):
+    """How a local agent is engaged. One object for each agent; `engage` never raises for what the agent did."""
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the same event may be handed over again after a crash in between."""
+        ...
+
+    @property
+    def max_concurrent(self) -> int:
+        """How many events may be with the agent at once. With 1, order is kept."""
+        ...
+
+    async def engage(self, engagement: Engagement) -> Result: ...
+
+    async def ask(self, event_id: EventId) -> Result | None:
+        """What became of an event that was handed over before a crash; None if the runtime cannot say."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Wakeups:
+    """Who wants to hear that something was written. Called on the loop, after the write is durable; never blocks."""
+
+    def __init__(self) -> None:
+        self._on_outbox: list[Callable[[], None]] = []
+        self._on_inbox: list[Callable[[str], None]] = []
+        self._on_timer: list[Callable[[], None]] = []
+
+    def listen(
+        self,
+        *,
+        outbox: Callable[[], None] | None = None,
+        inbox: Callable[[str], None] | None = None,
+        timer: Callable[[], None] | None = None,
+    ) -> None:
+        """`outbox`: events were appended. `inbox`: this agent has something new. `timer`: a delivery got a timer."""
+        if outbox is not None:
+            self._on_outbox.append(outbox)
+        if inbox is not None:
+            self._on_inbox.append(inbox)
+        if timer is not None:
+            self._on_timer.append(timer)
+
+    def outbox_grew(self) -> None:
+        for tell in self._on_outbox:
+            tell()
+
+    def inbox_grew(self, agent_id: str) -> None:
+        for tell in self._on_inbox:
+            tell(agent_id)
+
+    def timer_set(self) -> None:
+        for tell in self._on_timer:
+            tell()
+
