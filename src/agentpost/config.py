@@ -1,5 +1,6 @@
 """What a gateway is told: flag > environment > `agentpost.toml` in its home > default."""
 
+import json
 import os
 import re
 import tomllib
@@ -9,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from agentpost.auth.limits import DEFAULT_ATTEMPTS_PER_ADDRESS, DEFAULT_ATTEMPTS_PER_TOKEN
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
@@ -19,7 +21,11 @@ CONFIG_FILE: Final = "agentpost.toml"
 _HOMES: Final = "~/.agentpost"
 _DEFAULT_LISTEN: Final = "127.0.0.1:7800"
 _NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_KEYS: Final = ("node", "tier", "listen")
+_URL: Final = re.compile(r"https?://[A-Za-z0-9._~:/\[\]-]{1,180}")
+_MOST_ATTEMPTS: Final = 1_000_000_000
+_TEXTS: Final = ("node", "tier", "listen", "public_url", "tailnet_socket")
+_NUMBERS: Final = ("attempts_per_address", "attempts_per_token")
+_KEYS: Final = (*_TEXTS, *_NUMBERS)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -30,6 +36,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     tier: NodeTier = NodeTier.EDGE
     listen_host: str = "127.0.0.1"
     listen_port: int = 7800
+    # Where others reach a backbone gateway; without it, what it listens on.
+    public_url: str | None = None
+    attempts_per_address: int = DEFAULT_ATTEMPTS_PER_ADDRESS
+    attempts_per_token: int = DEFAULT_ATTEMPTS_PER_TOKEN
+    # Where tailscaled answers, for invites that name a node of the tailnet; without it there are none.
+    tailnet_socket: Path | None = None
+    # AUTH-7: for a lab. Said with every start or not at all: no file and no environment turns it on unnoticed.
+    insecure_no_proof: bool = False
 
 
 def home_of(node_id: str | None, *, home: Path | None = None) -> Path:
@@ -52,9 +66,13 @@ def only_home() -> Path:
 
 
 def load_settings(
-    *, home: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None
+    *,
+    home: Path | None,
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    insecure_no_proof: bool = False,
 ) -> Settings:
-    """The settings of the gateway that the flags describe; `flags` has node, tier and listen, None where not given."""
+    """The settings of the gateway that the flags describe; a flag that was not given is missing or None."""
     environment = os.environ if environment is None else environment
     said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in _KEYS}
     path = home_of(said["node"], home=home)
@@ -63,12 +81,18 @@ def load_settings(
     if values["node"] is None:
         raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
     host, port = _checked_listen(values["listen"] or _DEFAULT_LISTEN)
+    socket = values["tailnet_socket"]
     return Settings(
         home=path,
         node_id=_checked_node(values["node"]),
         tier=_checked_tier(values["tier"] or NodeTier.EDGE.value),
         listen_host=host,
         listen_port=port,
+        public_url=_checked_url(values["public_url"]),
+        attempts_per_address=_checked_attempts(values, "attempts_per_address", DEFAULT_ATTEMPTS_PER_ADDRESS),
+        attempts_per_token=_checked_attempts(values, "attempts_per_token", DEFAULT_ATTEMPTS_PER_TOKEN),
+        tailnet_socket=None if socket is None else Path(socket).expanduser(),
+        insecure_no_proof=insecure_no_proof,
     )
 
 
@@ -77,11 +101,20 @@ def save_settings(settings: Settings) -> None:
     path = settings.home / CONFIG_FILE
     if path.exists():
         return
-    lines = (
+    lines = [
         f'node = "{settings.node_id}"',
         f'tier = "{settings.tier.value}"',
         f'listen = "{settings.listen_host}:{settings.listen_port}"',
-    )
+    ]
+    if settings.public_url is not None:
+        lines.append(f'public_url = "{settings.public_url}"')
+    if settings.attempts_per_address != DEFAULT_ATTEMPTS_PER_ADDRESS:
+        lines.append(f"attempts_per_address = {settings.attempts_per_address}")
+    if settings.attempts_per_token != DEFAULT_ATTEMPTS_PER_TOKEN:
+        lines.append(f"attempts_per_token = {settings.attempts_per_token}")
+    if settings.tailnet_socket is not None:
+        # JSON's way to write a string is one of TOML's.
+        lines.append(f"tailnet_socket = {json.dumps(str(settings.tailnet_socket))}")
     write_private(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -93,11 +126,15 @@ def _read_file(path: Path) -> dict[str, str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
     for key, value in found.items():
-        if key not in _KEYS or not isinstance(value, str):
+        if key not in _KEYS:
             raise Refusal(
                 Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {', '.join(_KEYS)}."
             )
-    return found
+        # type(), because to isinstance true and false are numbers too.
+        if type(value) is not (int if key in _NUMBERS else str):
+            kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
+            raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
+    return {key: str(value) for key, value in found.items()}
 
 
 def _checked_node(node_id: str) -> str:
@@ -130,3 +167,29 @@ def _checked_listen(listen: str) -> tuple[str, int]:
             hint="Use host:port, as 127.0.0.1:7801.",
         )
     return host.strip("[]"), int(port)
+
+
+def _checked_url(url: str | None) -> str | None:
+    if url is not None and not _URL.fullmatch(url):
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{url!r:.80} is not a URL",
+            field="public_url",
+            hint="Use what others reach this gateway by, as https://vps-jane.example or http://vps-jane:7801.",
+        )
+    return None if url is None else url.rstrip("/")
+
+
+def _checked_attempts(values: Mapping[str, str | None], key: str, default: int) -> int:
+    text = values[key]
+    if text is None:
+        return default
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_ATTEMPTS))
+    if not is_number or not 1 <= int(text) <= _MOST_ATTEMPTS:
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{text!r:.80} is not a number of attempts",
+            field=key,
+            hint=f"Use a whole number from 1 to {_MOST_ATTEMPTS}; without it there are {default}.",
+        )
+    return int(text)

@@ -5,27 +5,40 @@ Knows nothing of HTTP or of the command line; the edges serve what is here.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from agentpost import __version__
 from agentpost.auth.joining import Joining
-from agentpost.auth.wire import Entry
+from agentpost.auth.limits import Limits, address_rate, token_rate
+from agentpost.auth.wire import Entry, Whois
 from agentpost.config import Settings, save_settings
+from agentpost.delivery.engine import Engine
+from agentpost.delivery.link import LinkHub
+from agentpost.delivery.ports import Runtime
+from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import SessionId
+from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
 from agentpost.store.identity import Identity, load_identity
 from agentpost.store.sqlite import SqliteStore
+from agentpost.store.values import LocalAgent
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock, IdMaker
 
 __all__ = ["Connection", "Gateway", "GatewayStatus", "Phase"]
 
 _log = logging.getLogger(__name__)
+
+_MOST_INVITES: Final = 2_000
+_LOOK_AT_INVITES_SECONDS: Final = 30.0
+
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 class Phase(StrEnum):
@@ -51,6 +64,7 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     inbox_seq: int
     inbox_acked_seq: int
     failure: str | None = None
+    insecure_no_proof: bool = False
 
 
 class Connection(Protocol):
@@ -64,8 +78,18 @@ class Connection(Protocol):
 class Gateway:
     """One node. `start` it, serve it, and `stop` it; `stopping` is set when somebody or something wants it to end."""
 
-    def __init__(self, settings: Settings, *, clock: Clock, chance: Chance) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock,
+        chance: Chance,
+        runtimes: Callable[[LocalAgent], Runtime] | None = None,
+        whois: Whois | None = None,
+    ) -> None:
         self.settings = settings
+        self._runtimes = runtimes or _no_runtime
+        self._whois = whois
         self.clock = clock
         self.chance = chance
         self.ids = IdMaker(clock, chance)
@@ -76,10 +100,13 @@ class Gateway:
         self.url = ""
         # Who is connected to the room here; each can be cut off.
         self.connections: set[Connection] = set()
+        # Where mail goes between gateways; None for one that has no part in it.
+        self.links: LinkHub | None = None
         self._store: SqliteStore | None = None
         self._identity: Identity | None = None
         self._joining: Joining | None = None
         self._host: RoomHost | None = None
+        self._engine: Engine | None = None
         self._started_ms = 0
 
     @property
@@ -106,6 +133,12 @@ class Gateway:
             raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
         return self._host
 
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._engine
+
     async def start(self) -> None:
         """Claim the home and open what is in it."""
         loop = asyncio.get_running_loop()
@@ -124,11 +157,40 @@ class Gateway:
         self._host = RoomHost(
             self._store, self._identity, tier=self.settings.tier, clock=self.clock, chance=self.chance
         )
-        self._joining = Joining(self._store, self._identity, self.clock, self.chance, vouch=self._host.vouch)
+        self._joining = Joining(
+            self._store,
+            self._identity,
+            self.clock,
+            self.chance,
+            find=self._host.known_node,
+            vouch=self._host.vouch,
+            whois=self._whois,
+            require_proof=not self.settings.insecure_no_proof,
+            limits=Limits(
+                self.clock,
+                per_address=address_rate(self.settings.attempts_per_address),
+                per_token=token_rate(self.settings.attempts_per_token),
+            ),
+        )
         await self._host.start()
+        self._host.room.subscribe(self._cut_revoked)
+        self.tasks.spawn(self._watch_invites(), name="invites")
+        self._engine = make_engine(
+            store=self._store,
+            host=self._host,
+            identity=self._identity,
+            tier=self.settings.tier,
+            clock=self.clock,
+            chance=self.chance,
+            runtimes=self._runtimes,
+        )
+        self.use_links(self._engine.links)
+        await self._engine.start()
         save_settings(self.settings)
         self._started_ms = self.clock.monotonic_ms()
         self.phase = Phase.READY
+        if self.settings.insecure_no_proof:
+            _log.warning("nodes are let in without a proof of their key (--insecure-no-proof): this is for a lab")
         _log.info("gateway %s is ready", self.settings.node_id)
 
     def request_stop(self) -> None:
@@ -139,6 +201,9 @@ class Gateway:
 
     async def stop(self) -> None:
         """End the background work, then close the store: what was accepted is durable, what was not was never said."""
+        if self._engine is not None:
+            await self._engine.drain()
+            await self._engine.close()
         await self.tasks.close()
         if self._host is not None and self.phase is not Phase.FAILED:
             await self._host.stop()
@@ -153,15 +218,59 @@ class Gateway:
         node = self.store.known_node(entry.node_id)
         if node is not None:
             self.host.pin(node)
+        if entry.first_join:
+            self.host.readmit(entry.node_id)
+            self.show_invites()
+
+    def use_links(self, links: LinkHub) -> None:
+        """Let mail through from now on. Who joins or is revoked is read from, or is not any more, at once (ROOM-6)."""
+        self.links = links
+        self.host.room.subscribe(lambda _update, _origin: links.room_changed())
+
+    def show_invites(self) -> None:
+        """Tell the room of the invites that were made here, if there is something to tell."""
+        try:
+            self.host.publish_invites(self.store.invites(limit=_MOST_INVITES))
+        except Refusal as refusal:
+            # A full map of invites keeps nobody from joining.
+            _log.warning("the invites cannot be shown in the room: %s", refusal.message)
+
+    async def withdraw_invite(self, invite_id: str) -> None:
+        """Take back an invite, and what was given for it."""
+        await self.joining.withdraw(invite_id)
+        self.show_invites()
+
+    async def _watch_invites(self) -> None:
+        while True:
+            self.show_invites()
+            await asyncio.sleep(_LOOK_AT_INVITES_SECONDS)
+
+    def announce(self, url: str) -> None:
+        """The public door is open at this URL. A backbone gateway tells the others where they find it."""
+        self.url = url
+        public_url = self.settings.public_url or ("" if self.settings.listen_host in _EVERYWHERE else url)
+        if self.settings.tier is NodeTier.BACKBONE and public_url:
+            self.host.announce(public_url)
 
     async def revoke(self, node_id: str) -> None:
         """Take room, tickets and connections from a node, at once (ROOM-6)."""
         await self.joining.revoke(node_id)
+        self.cut(node_id)
+        self.host.revoke(node_id)
+        self.show_invites()
+
+    def cut(self, node_id: str) -> None:
+        """End the connections of a node that may not be here any more."""
         refusal = Refusal(Code.NODE_REVOKED, f"the node {node_id} was revoked")
         for connection in tuple(self.connections):
             if connection.node_id == node_id:
                 connection.cut(refusal)
-        self.host.revoke(node_id)
+
+    def _cut_revoked(self, _update: bytes, _origin: str) -> None:
+        # ROOM-6: another backbone node may have revoked somebody who is connected here.
+        for node_id in {connection.node_id for connection in self.connections}:
+            if self.host.room.keys.is_revoked(node_id):
+                self.cut(node_id)
 
     def _fail(self, refusal: Refusal) -> None:
         # PIPE-3: after a failed sync nobody knows what is on the disk; the next start finds out.
@@ -185,4 +294,9 @@ class Gateway:
             inbox_seq=position.latest_seq,
             inbox_acked_seq=position.acked_seq,
             failure=None if failure is None else failure.message,
+            insecure_no_proof=self.settings.insecure_no_proof,
         )
+
+
+def _no_runtime(agent: LocalAgent) -> Runtime:
+    raise Refusal(Code.UNAVAILABLE, f"this gateway engages no agents, so not {agent.agent_id}")

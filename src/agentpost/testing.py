@@ -14,18 +14,48 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from msgspec.structs import replace
+
 from agentpost.protocol.envelope import AckEvent, Event, MessageEvent, ReplyEvent, Trace, check
 from agentpost.protocol.ids import ENTROPY_BYTES, CorrId, EventId, UlidSource, corr_id_of
 from agentpost.protocol.payloads import Ack, AckType, Message, Reply
+from agentpost.protocol.snapshot import (
+    AgentRecord,
+    AgentStatus,
+    CapabilityIndex,
+    CapabilityRecord,
+    Failover,
+    NodeRecord,
+    NodeStatus,
+    NodeTier,
+    RoomSnapshot,
+    RoutingRule,
+    SkillRef,
+)
 from agentpost.protocol.timestamps import format_ms, parse_ms
+from agentpost.store.identity import Identity
 from agentpost.store.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from agentpost.delivery.ports import RoomView
     from agentpost.store.interface import Store
     from agentpost.store.sqlite import SqliteStore
     from agentpost.world import Chance, Clock
 
-__all__ = ["START_MS", "FakeClock", "SeededChance", "MemoryStore", "a_message", "an_ack", "a_reply", "an_event_id"]
+__all__ = [
+    "START_MS",
+    "FakeClock",
+    "FixedRoom",
+    "MemoryStore",
+    "SeededChance",
+    "a_message",
+    "a_reply",
+    "an_ack",
+    "an_event_id",
+    "an_identity",
+]
 
 START_MS: Final = 1_772_036_530_000  # 2026-02-25T16:22:10.000Z
 
@@ -76,6 +106,140 @@ class SeededChance:
 
     def fraction(self) -> float:
         return self._random.random()
+
+
+def an_identity(name: str) -> Identity:
+    """The keys of the node of this name, the same ones every time.
+
+    assert an_identity("node-a").sealing_public == an_identity("node-a").sealing_public
+    """
+    return Identity(
+        Ed25519PrivateKey.from_private_bytes(sha256(f"signing {name}".encode()).digest()),
+        X25519PrivateKey.from_private_bytes(sha256(f"sealing {name}".encode()).digest()),
+    )
+
+
+class FixedRoom:
+    """A `RoomView` that is what the test says it is. A node that is online has a fresh heartbeat at every look.
+
+    room = FixedRoom(FakeClock())
+    keys = room.add_node("node-b")
+    room.add_agent("bob", "node-b")
+    room.set_offline("node-b")
+    assert room.sealing_key("node-b") == keys.sealing.public_key().public_bytes_raw()
+    """
+
+    def __init__(self, clock: "Clock") -> None:
+        self._clock = clock
+        self._identities: dict[str, Identity] = {}
+        self._nodes: dict[str, NodeRecord] = {}
+        self._agents: dict[str, AgentRecord] = {}
+        self._routing: dict[str, RoutingRule] = {}
+        self._catalog: dict[str, CapabilityRecord] = {}
+        self._index: dict[str, CapabilityIndex] = {}
+        self._revoked: set[str] = set()
+        self._silent_since_ms: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
+        self._version = 0
+
+    def add_node(
+        self,
+        node_id: str,
+        *,
+        tier: NodeTier = NodeTier.EDGE,
+        online: bool = True,
+        capabilities: Sequence[str] = (),
+        identity: Identity | None = None,
+    ) -> Identity:
+        """A gateway in the room; gives its keys. Added again after `revoke`, it is in the room again."""
+        self._identities[node_id] = identity or an_identity(node_id)
+        self._nodes[node_id] = NodeRecord(tier=tier, capabilities=tuple(capabilities))
+        self._revoked.discard(node_id)
+        if online:
+            self.set_online(node_id)
+        else:
+            self.set_offline(node_id)
+        return self._identities[node_id]
+
+    def set_offline(self, node_id: str) -> None:
+        """The node said goodbye; it was last heard now."""
+        self._silent_since_ms[node_id] = self._clock.now_ms()
+
+    def set_online(self, node_id: str) -> None:
+        self._silent_since_ms.pop(node_id, None)
+
+    def revoke(self, node_id: str) -> None:
+        """The node is out: no record and no keys. Its agents still say that they are its own."""
+        self._revoked.add(node_id)
+
+    def add_agent(self, agent_id: str, node_id: str | None, *, active: bool = True) -> None:
+        """An agent that `node_id` owns; None for one that nobody owns."""
+        status = AgentStatus.ACTIVE if active else AgentStatus.INACTIVE
+        self._agents[agent_id] = AgentRecord(owner_node_id=node_id, status=status)
+        self._version += 1
+
+    def remove_agent(self, agent_id: str) -> None:
+        del self._agents[agent_id]
+        self._version += 1
+
+    def add_fallback(self, agent_id: str, *node_ids: str, failover: Failover = Failover.WAIT) -> None:
+        """Who may stand in for the owner of the agent, in this order (ROUTE-2)."""
+        self._routing[agent_id] = RoutingRule(fallback_node_ids=node_ids, failover=failover)
+        self._version += 1
+
+    def add_capability(self, capability_id: str, *agent_ids: str) -> None:
+        """A capability that is published, and can be had of these agents; the first one owns it."""
+        skill = SkillRef(name=capability_id, version="1")
+        self._catalog[capability_id] = CapabilityRecord(
+            capability_id=capability_id, owner_agent_id=agent_ids[0], executor_skill_ref=skill
+        )
+        self._index[capability_id] = CapabilityIndex(eligible_agent_ids=agent_ids)
+        self._version += 1
+
+    def set_waiting(self, node_id: str, waiting: int) -> None:
+        """What the node says it has waiting for its agents."""
+        self._waiting[node_id] = waiting
+
+    def snapshot(self) -> RoomSnapshot:
+        return RoomSnapshot(
+            routing_policy_version=f"rpv_{self._version}",
+            capability_policy_version=f"cpv_{self._version}",
+            nodes={node_id: self._as_heard(node_id) for node_id in self._nodes if node_id not in self._revoked},
+            agents=dict(self._agents),
+            routing=dict(self._routing),
+            catalog=dict(self._catalog),
+            index=dict(self._index),
+        )
+
+    def _as_heard(self, node_id: str) -> NodeRecord:
+        silent_since_ms = self._silent_since_ms.get(node_id)
+        if silent_since_ms is None:
+            return replace(self._nodes[node_id], last_heartbeat_at=self._clock.now_ms())
+        return replace(self._nodes[node_id], status=NodeStatus.OFFLINE, last_heartbeat_at=silent_since_ms)
+
+    def identity(self, node_id: str) -> Identity:
+        """The keys of a node, revoked or not."""
+        return self._identities[node_id]
+
+    def signing_key(self, node_id: str) -> bytes | None:
+        identity = self._known(node_id)
+        return None if identity is None else identity.signing.public_key().public_bytes_raw()
+
+    def sealing_key(self, node_id: str) -> bytes | None:
+        identity = self._known(node_id)
+        return None if identity is None else identity.sealing.public_key().public_bytes_raw()
+
+    def is_backbone(self, node_id: str) -> bool:
+        return self._known(node_id) is not None and self._nodes[node_id].tier is NodeTier.BACKBONE
+
+    def last_seen_ms(self, node_id: str) -> int | None:
+        return None if node_id not in self._nodes else self._silent_since_ms.get(node_id, self._clock.now_ms())
+
+    def waiting_at(self, node_id: str) -> int | None:
+        return self._waiting.get(node_id)
+
+    def _known(self, node_id: str) -> Identity | None:
+        return None if node_id in self._revoked else self._identities.get(node_id)
 
 
 def an_event_id(*what: object, at_ms: int = START_MS) -> EventId:
@@ -191,3 +355,4 @@ if TYPE_CHECKING:
     _stores: tuple[type[Store], ...] = (MemoryStore, SqliteStore)
     _clock: type[Clock] = FakeClock
     _chance: type[Chance] = SeededChance
+    _room: type[RoomView] = FixedRoom

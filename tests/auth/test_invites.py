@@ -1,19 +1,22 @@
 """Invites: who may be asked in, for how long, and what is kept of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentpost.auth.invites import MAX_TTL_SECONDS, hash_token
 from agentpost.auth.signing import from_text
-from agentpost.protocol.errors import Code
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId, parse_id
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.home import Home
-from agentpost.testing import START_MS
-from tests.auth.building import NODE, SEED, Gateway, an_identity
+from agentpost.testing import START_MS, MemoryStore
+from tests.auth.building import ADDRESS, NODE, SEED, Gateway, Visitor, an_identity
 from tests.store.building import refused
+
+MACHINE = "mbp-jane.tail1234.ts.net"
 
 
 @pytest.mark.req("AUTH-2")
@@ -81,3 +84,109 @@ async def test_an_invite_may_live_for_a_day_and_name_a_key(gateway: Gateway) -> 
     stored = gateway.store.invite(made.invite_id)
     assert stored is not None
     assert (stored.public_key, stored.expires_at_ms) == (key, START_MS + 86_400_000)
+
+
+async def test_an_invite_that_was_withdrawn_opens_nothing(either: Gateway) -> None:
+    """Neither its token nor the ticket it was exchanged for; the audit log has it once."""
+    visitor = Visitor(either)
+    invite = await either.invite()
+    ticket = await visitor.ticket(invite.token)
+    for _ in range(2):
+        await either.joining.withdraw(invite.invite_id, by="jane")
+    with refused(Code.NODE_REVOKED):
+        await either.redeem(ticket)
+    with refused(Code.NODE_REVOKED):
+        await visitor.ticket(invite.token)
+    entries = [entry for entry in either.store.audit_log() if entry.action == "invite.withdrawn"]
+    assert [(entry.actor, entry.subject, entry.detail) for entry in entries] == [
+        ("jane", NODE, {"inviteId": invite.invite_id})
+    ]
+    await visitor.join()
+
+
+async def test_only_an_open_invite_can_be_withdrawn(either: Gateway) -> None:
+    """One that somebody joined with, or that was never made here, is told apart."""
+    visitor = Visitor(either)
+    invite = await either.invite()
+    await either.redeem(await visitor.ticket(invite.token))
+    with refused(Code.TOKEN_ALREADY_USED):
+        await either.joining.withdraw(invite.invite_id)
+    with refused(Code.NOT_FOUND):
+        await either.joining.withdraw("inv_01JV3T7E6Q8M1W2R4D9K0N5P7H")
+
+
+class Tailnet:
+    """Who is where in a tailnet of the test's own; `None` means that nobody can be asked."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[str, int], str] | None = {}
+        self.asked = 0
+
+    async def whois(self, address: str, port: int) -> str | None:
+        self.asked += 1
+        if self.names is None:
+            raise Refusal(Code.UNAVAILABLE, "tailscaled cannot be asked")
+        return self.names.get((address, port))
+
+
+@pytest.fixture
+def tailnet() -> Tailnet:
+    return Tailnet()
+
+
+@pytest.fixture
+def attesting(tailnet: Tailnet) -> Gateway:
+    return Gateway(MemoryStore(node_id=SEED, epoch="first"), options={"whois": tailnet.whois})
+
+
+@pytest.mark.req("AUTH-7")
+async def test_an_invite_may_name_the_machine_that_has_to_come(attesting: Gateway, tailnet: Tailnet) -> None:
+    """By the word of the tailnet for its address and port; the key is proven as always, and pinned."""
+    visitor = Visitor(attesting)
+    invite = await attesting.invite(tailnet_name=MACHINE)
+
+    async def exchange(**changes: Any) -> str:
+        request = visitor.request(invite.token, **changes)
+        return (await attesting.joining.exchange(request, address=ADDRESS, port=40_001)).ws_ticket
+
+    with refused(Code.NODE_PROOF_INVALID):
+        await exchange()
+    tailnet.names = {(ADDRESS, 40_001): f"x{MACHINE}", (ADDRESS, 40_002): MACHINE}
+    with refused(Code.NODE_PROOF_INVALID):
+        await exchange()
+    tailnet.names = None
+    with refused(Code.UNAVAILABLE):
+        await exchange()
+    tailnet.names = {(ADDRESS, 40_001): MACHINE}
+    with refused(Code.NODE_PROOF_REQUIRED):
+        await exchange(node_proof=None)
+    entry = await attesting.redeem(await exchange())
+    assert entry.signing_public == visitor.identity.signing_public
+    asked = tailnet.asked
+    await attesting.redeem(await visitor.ticket())
+    assert tailnet.asked == asked
+
+
+@pytest.mark.req("AUTH-7")
+async def test_a_gateway_that_stopped_asking_the_tailnet_lets_nobody_in_by_it(
+    attesting: Gateway, tailnet: Tailnet
+) -> None:
+    """An invite does not become weaker because a setting went away."""
+    invite = await attesting.invite(tailnet_name=MACHINE)
+    attesting.options = {}
+    again = attesting.again(attesting.store)
+    with refused(Code.UNAVAILABLE):
+        await Visitor(again).ticket(invite.token)
+    with refused(Code.INVALID_FIELD) as caught:
+        await again.invite(tailnet_name=MACHINE)
+    assert caught.value.field == "tailnet"
+
+
+@pytest.mark.req("AUTH-7")
+@pytest.mark.parametrize("name", ["", "mbp-jane", "MBP.ts.net", "mbp jane.ts.net", "mbp-jane.ts.net.", ".ts.net"])
+async def test_a_machine_is_named_in_full(attesting: Gateway, name: str) -> None:
+    """A short name may be another tailnet's, too."""
+    with refused(Code.INVALID_FIELD) as caught:
+        await attesting.invite(tailnet_name=name)
+    assert caught.value.field == "tailnet"
+    assert attesting.store.invites() == []

@@ -1,8 +1,10 @@
 """Rate limits: how often an address or a token may try, and what a failure costs."""
 
+from collections.abc import Callable
+
 import pytest
 
-from agentpost.auth.limits import Limits, Rate, RateLimited, address_key, token_key
+from agentpost.auth.limits import Limits, Rate, RateLimited, address_key, address_rate, token_key, token_rate
 from agentpost.protocol.errors import Code
 from agentpost.testing import FakeClock, MemoryStore
 from tests.auth.building import ADDRESS, NODE, PLENTY, SEED, Gateway, Visitor
@@ -115,6 +117,21 @@ def test_the_number_of_buckets_is_bounded() -> None:
         limits.attempt([address_key(f"10.0.{number // 250}.{number % 250}")])
         wait_of(limits)
     assert len(limits) == 10
+
+
+@pytest.mark.req("AUTH-6")
+@pytest.mark.parametrize(("rate", "attempts", "back_after_ms"), [(address_rate, 6, 30_000), (token_rate, 6, 60_000)])
+def test_a_number_of_attempts_is_a_burst_that_comes_back(
+    rate: Callable[[int], Rate], attempts: int, back_after_ms: int
+) -> None:
+    """All of them at once, none more, and all again when the time is over."""
+    clock = FakeClock()
+    limits = Limits(clock, per_address=rate(attempts), per_token=PLENTY)
+    for _ in range(3):
+        for _ in range(attempts):
+            limits.attempt([KEY])
+        wait_of(limits)
+        clock.advance(back_after_ms)
 
 
 def a_strict_gateway() -> Gateway:

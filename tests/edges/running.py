@@ -1,17 +1,32 @@
-"""Real gateway processes for tests: on loopback, on free ports, in homes of their own, ended by their process id."""
+"""Real gateways for tests: on loopback, on free ports, in homes of their own.
 
+`running_gateway` is a process and ends by its id; `served_gateway` is a thread of the test, with a clock of its own.
+"""
+
+import asyncio
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
+from agentpost.auth.wire import Whois
+from agentpost.config import Settings
+from agentpost.edges.http.server import serve
 from agentpost.edges.operator_client import OperatorClient
+from agentpost.gateway import Gateway
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.testing import FakeClock, SeededChance
 
 TIMEOUT_SECONDS = 60
+# For tests that make more attempts than any node would.
+NO_LIMITS = ("--attempts-per-address", "1000000000", "--attempts-per-token", "1000000000")
 
 
 class RunningGateway:
@@ -21,7 +36,12 @@ class RunningGateway:
         self.process = process
         self.home = home
         self.url = url
-        self.operator = OperatorClient(home)
+        self.operator = OperatorClient(home, timeout_seconds=TIMEOUT_SECONDS)
+
+    @property
+    def log(self) -> str:
+        """All that gateways of this home have logged so far."""
+        return _log_of(self.home).read_text()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; gives the exit code."""
@@ -30,33 +50,88 @@ class RunningGateway:
         return self.process.wait(TIMEOUT_SECONDS)
 
 
-def start_gateway(home: Path, *words: str) -> subprocess.Popen[str]:
+def agentpost(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "agentpost", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+
+
+def start_gateway(home: Path, *words: str, log: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "agentpost", "up", "-o", "json", "--home", str(home), *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 @contextmanager
 def running_gateway(
-    home: Path, *, node: str = "vps-jane", tier: str = "backbone", listen: str = "127.0.0.1:0"
+    home: Path, *words: str, node: str = "vps-jane", tier: str = "backbone", listen: str = "127.0.0.1:0"
 ) -> Iterator[RunningGateway]:
-    """A gateway that is up, for the length of a `with`."""
-    process = start_gateway(home, "--node", node, "--tier", tier, "--listen", listen)
+    """A gateway that is up, for the length of a `with`. More settings are words, as on the command line."""
+    # Into a file: a pipe that nobody reads would stop a gateway that has much to say.
+    with _log_of(home).open("a") as log:
+        process = start_gateway(home, "--node", node, "--tier", tier, "--listen", listen, *words, log=log)
     with process:
         try:
-            yield RunningGateway(process, home, _url_of(process))
+            yield RunningGateway(process, home, _url_of(process, home))
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait(TIMEOUT_SECONDS)
 
 
-def _url_of(process: subprocess.Popen[str]) -> str:
+def _log_of(home: Path) -> Path:
+    return home.with_name(f"{home.name}.log")
+
+
+def _url_of(process: subprocess.Popen[str], home: Path) -> str:
     """The URL that the gateway prints once it is up."""
-    if process.stdout is None or process.stderr is None:
+    if process.stdout is None:
         raise RuntimeError("the gateway has no output to read")
     text = ""
     for line in process.stdout:
         text += line
         if line.startswith("}"):
             return json.loads(text)["url"]
-    raise AssertionError(f"the gateway did not come up: {process.stderr.read()}")
+    raise AssertionError(f"the gateway did not come up: {_log_of(home).read_text()}")
+
+
+class ServedGateway:
+    """A gateway whose doors are open, in a thread of this process."""
+
+    def __init__(self, gateway: Gateway, clock: FakeClock, url: str) -> None:
+        self.gateway = gateway
+        self.clock = clock
+        self.url = url
+        self.operator = OperatorClient(gateway.settings.home, timeout_seconds=TIMEOUT_SECONDS)
+
+
+@contextmanager
+def served_gateway(
+    home: Path, *, clock: FakeClock, seed: int = 1, whois: Whois | None = None, **settings: Any
+) -> Iterator[ServedGateway]:
+    """A gateway on real sockets that lives by the test's clock, for the length of a `with`."""
+    told: queue.Queue[str | BaseException] = queue.Queue()
+    loops: queue.Queue[asyncio.AbstractEventLoop] = queue.Queue()
+    given = {"node_id": "vps-jane", "tier": NodeTier.BACKBONE, "listen_port": 0} | settings
+    gateway = Gateway(Settings(home=home, **given), clock=clock, chance=SeededChance(seed), whois=whois)
+
+    async def live() -> None:
+        loops.put(asyncio.get_running_loop())
+        await serve(gateway, on_ready=told.put)
+
+    def run() -> None:
+        try:
+            asyncio.run(live())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the URL is told instead
+            told.put(error)
+
+    thread = threading.Thread(target=run, name="served-gateway", daemon=True)
+    thread.start()
+    url = told.get(timeout=TIMEOUT_SECONDS)
+    if isinstance(url, BaseException):
+        raise url
+    try:
+        yield ServedGateway(gateway, clock, url)
+    finally:
+        loops.get().call_soon_threadsafe(gateway.request_stop)
+        thread.join(TIMEOUT_SECONDS)
+        assert not thread.is_alive(), "the gateway did not stop"

@@ -64,6 +64,8 @@ def test_a_wrong_word_is_a_usage_error() -> None:
         ["status"],
         ["doctor"],
         ["invite"],
+        ["invites"],
+        ["invites", "withdraw"],
         ["join"],
         ["nodes"],
         ["revoke"],

@@ -1,29 +1,25 @@
 """The gateway as a process: it comes up, says how it is, drains, and comes back."""
 
+import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 
-from agentpost.config import load_settings
+from agentpost.config import Settings, load_settings, save_settings
 from agentpost.protocol.errors import Refusal
 from agentpost.store.integrity import check_home
-from tests.edges.running import TIMEOUT_SECONDS, running_gateway, start_gateway
+from tests.edges.meshing import Stranger, invite
+from tests.edges.running import TIMEOUT_SECONDS, agentpost, running_gateway, start_gateway
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "vps-jane"
-
-
-def agentpost(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentpost", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 def test_it_comes_up_and_tells_its_health(home: Path) -> None:
@@ -135,6 +131,11 @@ def test_what_was_said_once_need_not_be_said_again(home: Path) -> None:
         ({"node": "ok", "listen": "7801"}, "listen"),
         ({"node": "ok", "listen": "host:99999"}, "listen"),
         ({"node": "ok", "listen": "host:-1"}, "listen"),
+        ({"node": "ok", "attempts_per_address": "0"}, "attempts_per_address"),
+        ({"node": "ok", "attempts_per_address": "-5"}, "attempts_per_address"),
+        ({"node": "ok", "attempts_per_address": "1.5"}, "attempts_per_address"),
+        ({"node": "ok", "attempts_per_token": "many"}, "attempts_per_token"),
+        ({"node": "ok", "attempts_per_token": "9" * 5000}, "attempts_per_token"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, flags: dict[str, str], field: str) -> None:
@@ -155,6 +156,37 @@ def test_a_broken_settings_file_is_said_so(tmp_path: Path) -> None:
         load_settings(home=tmp_path, flags={}, environment={})
 
 
+def test_the_limits_of_joining_are_settings(tmp_path: Path) -> None:
+    """Numbers in the file, text in the environment and on the command line; the later of these wins."""
+    (tmp_path / "agentpost.toml").write_text('node = "a"\nattempts_per_address = 7\nattempts_per_token = 8\n')
+    kept = load_settings(home=tmp_path, flags={}, environment={})
+    assert (kept.attempts_per_address, kept.attempts_per_token) == (7, 8)
+    environment = {"AGENTPOST_ATTEMPTS_PER_ADDRESS": "9"}
+    assert load_settings(home=tmp_path, flags={}, environment=environment).attempts_per_address == 9
+    by_flag = load_settings(home=tmp_path, flags={"attempts_per_address": "10"}, environment=environment)
+    assert (by_flag.attempts_per_address, by_flag.attempts_per_token) == (10, 8)
+    for wrong in ('"7"', "true", "7.5", "-1", "0"):
+        (tmp_path / "agentpost.toml").write_text(f'node = "a"\nattempts_per_address = {wrong}\n')
+        with pytest.raises(Refusal, match="number") as refused:
+            load_settings(home=tmp_path, flags={}, environment={})
+        assert refused.value.field == "attempts_per_address"
+
+
+def test_settings_of_a_first_start_are_kept(tmp_path: Path) -> None:
+    """What was said once is in the file, except that proofs are not needed: that is said every time."""
+    said = Settings(
+        home=tmp_path,
+        node_id="vps-jane",
+        attempts_per_address=500,
+        attempts_per_token=50,
+        tailnet_socket=Path('/run/"tail" scale.sock'),
+        insecure_no_proof=True,
+    )
+    save_settings(said)
+    kept = load_settings(home=tmp_path, flags={}, environment={"AGENTPOST_INSECURE_NO_PROOF": "true"})
+    assert kept == structs.replace(said, insecure_no_proof=False)
+
+
 def test_doctor_says_what_is_wrong(home: Path) -> None:
     """`agentpost doctor` is content with a running gateway, and names what is wrong with a stopped or open one."""
     with running_gateway(home) as gateway:
@@ -173,5 +205,41 @@ def test_up_in_the_background_returns_once_it_is_ready(home: Path) -> None:
     try:
         assert started.returncode == 0, started.stderr
         assert agentpost("status", "--home", str(home)).returncode == 0
+    finally:
+        assert agentpost("down", "--home", str(home)).returncode == 0
+
+
+@pytest.mark.req("AUTH-7")
+def test_a_lab_without_proofs_says_so_everywhere(home: Path, tmp_path: Path) -> None:
+    """`--insecure-no-proof` lets a node in that proves nothing, warns at every turn, and is not kept."""
+    with running_gateway(home, "--insecure-no-proof") as gateway:
+        assert "WARNING: this gateway lets nodes in that prove no key" in gateway.log
+        assert "This is for a lab" in agentpost("status", "--home", str(home)).stdout.replace("\n", " ")
+        assert json.loads(agentpost("status", "--home", str(home), "-o", "json").stdout)["insecureNoProof"] is True
+        examined = agentpost("doctor", "--home", str(home), "-o", "json")
+        assert examined.returncode == 1
+        assert [found["check"] for found in json.loads(examined.stdout) if not found["ok"]] == ["proofs"]
+        stranger = Stranger("mbp-jane", tmp_path / "stranger", gateway.url)
+        granted = stranger.exchange(invite(gateway), nodeProof=None)
+        assert granted.status_code == 200
+        assert stranger.knock(granted.json()["wsTicket"]) == (101, {})
+        gateway.end()
+    with running_gateway(home) as gateway:
+        assert "insecureNoProof" not in gateway.operator.get("/operator/status")
+        assert agentpost("doctor", "--home", str(home)).returncode == 0
+        refused = Stranger("lab-jane", tmp_path / "other", gateway.url).exchange(
+            invite(gateway, "lab-jane"), nodeProof=None
+        )
+        assert refused.json()["error"]["code"] == "node_proof_required"
+
+
+def test_a_detached_lab_warns_too(home: Path) -> None:
+    """The warning is on the terminal even if the gateway logs elsewhere."""
+    words = ("--home", str(home), "--node", "vps-jane", "--listen", "127.0.0.1:0", "--insecure-no-proof")
+    started = agentpost("up", "--detach", *words)
+    try:
+        assert started.returncode == 0, started.stderr
+        assert "WARNING" in started.stderr
+        assert json.loads(agentpost("status", "--home", str(home), "-o", "json").stdout)["insecureNoProof"] is True
     finally:
         assert agentpost("down", "--home", str(home)).returncode == 0

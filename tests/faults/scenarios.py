@@ -36,6 +36,8 @@ from agentpost.store.values import (
     Compacted,
     Inbound,
     LedgerState,
+    MirrorBatch,
+    MirrorEvent,
     Outcome,
     Settlement,
     Subscriber,
@@ -287,6 +289,7 @@ def message(number: int, *, node: str = NODE, seq: int = 0, size: int = 40) -> M
         seq=seq,
         source_node_id=node,
         source_agent_id=f"{node}.asker",
+        to_nodes=(PEER, OTHER_PEER) if node == NODE else (NODE,),
         corr_id=corr_id_of(event_id),
         created_at=format_ms(NOW_MS),
         payload=Message(to_agents=("worker", "helper"), body=f"{number:04}".ljust(size, ".")),
@@ -300,6 +303,7 @@ def _reply(number: int, to: Event, *, node: str = NODE, seq: int = 0) -> ReplyEv
         source_node_id=node,
         source_agent_id="worker",
         to_agent_id=to.source_agent_id,
+        to_nodes=(to.source_node_id,),
         corr_id=to.corr_id,
         created_at=format_ms(NOW_MS),
         payload=Reply(ref_event_id=to.event_id, body="done"),
@@ -315,6 +319,7 @@ def _ack(
         source_node_id=node,
         source_agent_id=agent,
         to_agent_id=of.source_agent_id,
+        to_nodes=(of.source_node_id,),
         corr_id=of.corr_id,
         created_at=format_ms(NOW_MS),
         payload=Ack(
@@ -376,6 +381,12 @@ def _check_outbox(store: SqliteStore, first_seq: int, *events: Event) -> None:
     assert [one.seq for one in stored] == list(range(first_seq, first_seq + len(events)))
     assert [one.raw for one in stored] == [encode_event(replace(e, seq=first_seq + i)) for i, e in enumerate(events)]
     assert store.head().seq == first_seq + len(events) - 1
+    for node in (PEER, OTHER_PEER):
+        part = store.read_stream(node, first_seq - 1)
+        assert part.through_seq == store.head().seq
+        assert [one.seq for one in part.events] == [
+            seq for seq, event in enumerate(events, start=first_seq) if node in event.to_nodes
+        ]
 
 
 def _time_out(event: Event, *, head_seq: int) -> Operation:
@@ -554,6 +565,8 @@ def _compact(answer: Compacted, *, limit: int) -> Operation:
         assert kept.floor_seq == answer.outbox_floor_seq
         assert [one.seq for one in kept.events] == list(range(answer.outbox_floor_seq + 1, store.head().seq + 1))
         assert store._reader().value("SELECT min(seq) FROM inbox") == answer.inbox_floor_seq + 1
+        assert store._reader().value("SELECT min(seq) FROM streams") > answer.outbox_floor_seq
+        assert store.read_stream(PEER, 0).floor_seq == answer.outbox_floor_seq
 
     return Operation(
         name=f"compact to {answer.outbox_floor_seq}",
@@ -731,6 +744,68 @@ def _compacting() -> Scenario:
     )
 
 
+def _keep_mirror(after: int, through: int, *, is_known: bool = False) -> Operation:
+    """PIPE-9: a batch of another outbox, with its head. What is known already changes nothing."""
+    events = [message(400 + seq, node=PEER, seq=seq, size=600) for seq in range(after + 1, through + 1)]
+    batch = MirrorBatch(
+        source_node_id=PEER,
+        epoch=EPOCH,
+        after_seq=after,
+        through_seq=through,
+        events=tuple(
+            MirrorEvent(seq=event.seq, chain=bytes([event.seq]) * 32, raw=encode_event(event), to_nodes=event.to_nodes)
+            for event in events
+        ),
+        head=b"head %d" % through,
+        signature=bytes(64),
+        at_ms=NOW_MS,
+    )
+
+    def check(store: SqliteStore) -> None:
+        position = store.mirror_position(PEER)
+        assert position is not None
+        assert position.last_seq >= through
+        if is_known:
+            return
+        assert (position.last_seq, position.last_chain) == (through, bytes([through]) * 32)
+        for part in (store.read_mirror(PEER, NODE, after), store.read_whole_mirror(PEER, after)):
+            assert part is not None
+            assert (part.through_seq, part.head) == (through, batch.head)
+            assert [one.raw for one in part.events] == [one.raw for one in batch.events]
+
+    return Operation(
+        name=f"mirror through {through}", submit=lambda store: store.keep_mirror(batch), answer=None, leaves=check
+    )
+
+
+def _prune_mirror(through: int, *, events: int) -> Operation:
+    def check(store: SqliteStore) -> None:
+        position = store.mirror_position(PEER)
+        assert position is not None
+        assert position.floor_seq == through
+        for table in ("mirror_events", "mirror_streams"):
+            assert store._reader().value(f"SELECT min(seq) FROM {table}") == through + 1  # noqa: S608
+
+    return Operation(
+        name=f"prune the mirror through {through}",
+        submit=lambda store: store.prune_mirror(PEER, through_seq=through),
+        answer=events,
+        leaves=check,
+    )
+
+
+def _mirroring() -> Scenario:
+    return Scenario(
+        name="mirror",
+        before=(_keep_mirror(0, 3),),
+        groups=(
+            (_keep_mirror(3, 5), _append(1, message(1)), _keep_mirror(0, 3, is_known=True)),
+            (_keep_mirror(5, 7), _prune_mirror(4, events=4)),
+        ),
+        checkpoint_at_pages=15,
+    )
+
+
 def _checkpointing() -> Scenario:
     """A checkpoint after every commit, so that each one starts the log anew."""
     return Scenario(
@@ -791,6 +866,7 @@ SCENARIOS: Final = {
         _accepting(),
         _settling(),
         _compacting(),
+        _mirroring(),
         _checkpointing(),
         _overflowing(),
         _creating(),

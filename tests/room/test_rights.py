@@ -47,7 +47,7 @@ CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("invites", "inv_1", INVITE | {"createdBy": SEED}, SEED, OTHER_SEED),
     ("delivery", EDGE, {"inboxCursorAcked": 7, "deadLetterCount": 0}, EDGE, SEED),
     ("delivery.cursors", f"{EDGE}/{SEED}", a_cursor(EDGE, SEED), EDGE, SEED),
-    ("coordination", f"pref:{EDGE}", {"coordinator": SEED, "sweepEverySeconds": 60}, EDGE, OTHER_EDGE),
+    ("coordination", f"pref:{EDGE}", {"desiredCoordinator": SEED}, EDGE, OTHER_EDGE),
     ("coordination", f"delegationAck:agent-of-{EDGE}:version", {"value": "2026-02-25.1"}, EDGE, OTHER_EDGE),
     ("coordination", "coordinator", {"value": SEED}, SEED, EDGE),
     ("coordination", "sweepEverySeconds", {"value": 45}, OTHER_SEED, EDGE),

@@ -32,6 +32,7 @@ from tests.room.building import (
     run_all,
     signed,
     visible,
+    written,
 )
 from tests.store.building import refused
 
@@ -200,10 +201,9 @@ def test_a_refused_frame_ends_the_session_with_a_reason(frame_of: Any) -> None:
     session, witness = hub.open(EDGE), hub.open(OTHER_EDGE)
     witness.receive(step_1(b"\x00"))
     before = visible(seed)
-    stranger = a_room(OTHER_EDGE)
-    stranger.write("delivery", OTHER_EDGE, {"inboxCursorAcked": 1})
+    forged = signed(OTHER_EDGE, "delivery", OTHER_EDGE, {"inboxCursorAcked": 1}, by=EDGE)
     with refused(Code.WRITE_DENIED):
-        session.receive(frame_of(stranger.update_since()))
+        session.receive(frame_of(written(seed, "delivery", OTHER_EDGE, forged)))
     assert visible(seed) == before
     assert witness.frames_to_send() == []
     assert session not in hub.sessions

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.delivery import Change, Delivery
@@ -30,7 +31,13 @@ def open_sqlite(home: Path, *, node_id: str = NODE, epoch: str = EPOCH, **option
 def deliveries_of(event: Event, *to_agents: str, due_at_ms: int | None = None) -> tuple[Delivery, ...]:
     return tuple(
         Delivery(
-            event_id=event.event_id, to_agent_id=agent, to_node_id=PEER, due_at_ms=due_at_ms, emitted_at_ms=START_MS
+            event_id=event.event_id,
+            to_agent_id=agent,
+            corr_id=event.corr_id,
+            from_agent_id=event.source_agent_id,
+            to_node_id=PEER,
+            due_at_ms=due_at_ms,
+            emitted_at_ms=START_MS,
         )
         for agent in to_agents
     )
@@ -68,16 +75,32 @@ def a_batch(*events: Inbound, after: int = 0, through: int | None = None, **fiel
     )
 
 
-def a_settlement(event: Event, *, agent: str = "ada", outcome: Outcome = Outcome.PROCESSED) -> Settlement:
+def a_settlement(
+    event: Event,
+    *,
+    agent: str = "ada",
+    outcome: Outcome = Outcome.PROCESSED,
+    events: tuple[Event, ...] | None = None,
+    at_ms: int = START_MS + 2_000,
+) -> Settlement:
     reply = a_reply(event, by_agent_id=agent, by_node_id=NODE, body="done")
     return Settlement(
-        event_id=event.event_id, to_agent_id=agent, outcome=outcome, at_ms=START_MS + 2_000, events=(reply,)
+        event_id=event.event_id,
+        to_agent_id=agent,
+        outcome=outcome,
+        at_ms=at_ms,
+        events=(reply,) if events is None else events,
     )
 
 
 def a_subscriber(last_seq: int, *, node_id: str = PEER, **fields: Any) -> Subscriber:
     settings: dict[str, Any] = {"epoch": EPOCH, "updated_at_ms": START_MS, "lease_expires_at_ms": START_MS + 300_000}
     return Subscriber(consumer_node_id=node_id, last_seq=last_seq, **settings | fields)
+
+
+def to_nodes(event: Event, *nodes: str) -> Event:
+    """The event as it is when these gateways have to hear of it."""
+    return replace(event, to_nodes=nodes)
 
 
 async def append_messages(store: Store, count: int, *, first: int = 1) -> list[Event]:
@@ -116,6 +139,14 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "quarantine": store.quarantined(),
         "cursors": store.cursors(),
         "subscribers": store.subscribers(),
+        "streams": [store.read_stream(node, 0, limit=100_000, max_bytes=1 << 40) for node in (NODE, PEER, "node-c")],
+        "states": store.count_deliveries(),
+        "inboxes": [store.inbox_items(agent, newest_first=True, limit=100_000) for agent in agents],
+        "waiting": [(store.backlog_size(agent), store.next_backlog_due_at_ms(agent)) for agent in agents],
+        "engaged": store.engaged_entries(),
+        "mirrors": store.mirrors(),
+        "agents": store.local_agents(),
+        "incidents": store.incidents(open_only=False),
         "audit": store.audit_log(),
     }
 

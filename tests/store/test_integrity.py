@@ -27,6 +27,7 @@ from tests.store.building import (
     incoming,
     open_sqlite,
     refused,
+    to_nodes,
 )
 
 
@@ -101,6 +102,34 @@ async def test_a_flipped_byte_is_found(filled: Path) -> None:
     body[body.index(b"ada")] ^= 1
     tamper(filled, ("UPDATE outbox SET body = ? WHERE seq = 4", (bytes(body),)))
     assert check_home(filled).problems == ("outbox: the hash chain breaks at seq 4",)
+
+
+@pytest.fixture
+async def with_streams(home: Path) -> Path:
+    """A home with four events for two readers in its outbox, of which the first was pruned, closed."""
+    store = open_sqlite(home)
+    await store.append([to_nodes(a_message(number), "node-b", "node-c") for number in range(1, 5)])
+    await store.note_subscriber(a_subscriber(1))
+    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.close()
+    return home
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("UPDATE streams SET chain = zeroblob(32) WHERE seq = 3", "the hash chain breaks at seq 3"),
+        ("DELETE FROM streams WHERE seq = 4 AND consumer_node_id = 'node-c'", "stream of node-c: seq 4 is missing"),
+        ("INSERT INTO streams VALUES ('node-z', 3, zeroblob(32))", "streams: 1 rows have no event in the outbox"),
+        ("DELETE FROM stream_floors", "stream of node-b: the hash chain breaks at seq 2"),
+    ],
+)
+@pytest.mark.req("PIPE-9")
+async def test_a_stream_that_does_not_fit_the_outbox_is_found(with_streams: Path, sql: str, problem: str) -> None:
+    """Each reader's stream has the events that name it and no others, under the chain that they have."""
+    assert check_home(with_streams).problems == ()
+    tamper(with_streams, (sql, ()))
+    assert any(problem in found for found in check_home(with_streams).problems)
 
 
 async def test_bytes_that_are_no_event_are_found(filled: Path) -> None:

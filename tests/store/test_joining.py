@@ -170,6 +170,21 @@ async def test_who_has_only_an_invite_can_be_revoked(store: Store) -> None:
     assert store.known_nodes() == []
 
 
+async def test_an_open_invite_can_be_withdrawn_once(store: Store) -> None:
+    """It joins nobody afterwards; one that is used up, withdrawn or not there is left as it is."""
+    used, open_one = an_invite(1), an_invite(2, tailnet_name="mbp-jane.tail1234.ts.net")
+    for invite in (used, open_one):
+        await store.create_invite(invite)
+    await store.consume_invite_and_pin(used.invite_id, a_node())
+    assert await store.withdraw_invite(open_one.invite_id, at_ms=START_MS + 7) is True
+    assert store.invite(open_one.invite_id) == replace(open_one, revoked_at_ms=START_MS + 7)
+    with refused(Code.NODE_REVOKED):
+        await store.consume_invite_and_pin(open_one.invite_id, a_node())
+    for invite_id in (open_one.invite_id, used.invite_id, an_invite(3).invite_id):
+        assert await store.withdraw_invite(invite_id, at_ms=START_MS + 8) is False
+    assert [invite.revoked_at_ms for invite in store.invites()] == [START_MS + 7, None]
+
+
 @pytest.mark.req("ROOM-6")
 async def test_only_a_new_invite_brings_a_revoked_node_back(store: Store) -> None:
     """The word of others does not; the invite takes its new key."""

@@ -7,16 +7,17 @@ import apsw
 import pytest
 
 from agentpost.protocol.errors import Code
-from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.store.database import Database, check_sqlite_version
 from agentpost.store.home import Home
 from agentpost.store.interface import Store
 from agentpost.store.queries import migrations
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import AuditEntry
+from agentpost.store.values import AuditEntry, Incident, LocalAgent, MirrorBatch
 from agentpost.testing import START_MS, a_message, an_event_id
 from tests.store.building import (
     EPOCH,
+    NODE,
     a_batch,
     a_change,
     a_settlement,
@@ -28,7 +29,12 @@ from tests.store.building import (
     open_sqlite,
     outbox_seqs,
     refused,
+    to_nodes,
     visible,
+)
+
+A_MIRROR_BATCH = MirrorBatch(
+    source_node_id="node-b", epoch="any", after_seq=0, through_seq=0, events=(), head=b"", signature=b"", at_ms=1
 )
 
 
@@ -40,14 +46,17 @@ def execute(home: Path, sql: str) -> None:
 
 @pytest.mark.req("PIPE-3", "CUR-2")
 async def test_a_store_opened_again_has_everything(home: Path) -> None:
-    """Outbox, deliveries, inbox, ledger, cursors, subscribers and audit are after a restart what they were before."""
-    events = [a_message(1), a_message(2), from_peer(1), from_peer(2)]
+    """Outbox, streams, deliveries, inbox, ledger, cursors and all the rest are after a restart what they were."""
+    events = [to_nodes(a_message(1), "node-b", NODE), a_message(2), from_peer(1), from_peer(2)]
     store = open_sqlite(home)
     await store.append(events[:2], deliveries=deliveries_of(events[0], "bob", "cleo", due_at_ms=START_MS))
     await store.append([], changes=[a_change(events[0], DeliverySignal.ACCEPTED, due_at_ms=START_MS + 5)])
     await store.accept(a_batch(incoming(events[2]), incoming(events[3], "ada", "eve")))
     await store.engage(events[2].event_id, "ada", at_ms=START_MS)
+    await store.mark_read(events[2].event_id, "ada", at_ms=START_MS)
     await store.settle(a_settlement(events[3]))
+    await store.put_agent(LocalAgent(agent_id="ada", runtime="pull", created_at_ms=1))
+    await store.raise_incident(Incident(kind="gap", subject="node-b", at_ms=1))
     await store.note_subscriber(a_subscriber(1))
     await store.record_audit([AuditEntry(at_ms=1, actor="ada", action="send")])
     before = visible(store, events=events)
@@ -191,6 +200,18 @@ async def test_a_closed_store_refuses_everything(store: Store) -> None:
         lambda: store.engage(event.event_id, "ada", at_ms=1),
         lambda: store.postpone(event.event_id, "ada", due_at_ms=1, error=""),
         lambda: store.settle(a_settlement(from_peer(1))),
+        lambda: store.reschedule([(event.event_id, "ada", 1)]),
+        lambda: store.purge_deliveries([(event.event_id, "ada")]),
+        lambda: store.mark_read(event.event_id, "ada", at_ms=1),
+        lambda: store.restart_cursor("node-b", epoch="any", at_ms=1),
+        lambda: store.prune_settled(before_ms=1),
+        lambda: store.keep_mirror(A_MIRROR_BATCH),
+        lambda: store.restart_mirror("node-b", epoch="any", at_ms=1),
+        lambda: store.prune_mirror("node-b", through_seq=1),
+        lambda: store.put_agent(LocalAgent(agent_id="ada", runtime="pull", created_at_ms=1)),
+        lambda: store.remove_agent("ada"),
+        lambda: store.raise_incident(Incident(kind="any", subject="any", at_ms=1)),
+        lambda: store.close_incident("any", "any", at_ms=1),
         lambda: store.note_subscriber(a_subscriber(1)),
         lambda: store.compact(now_ms=1, retention_events=1),
         lambda: store.remember_once("nonce", "abc", now_ms=1, expires_at_ms=2),
@@ -205,7 +226,24 @@ async def test_a_closed_store_refuses_everything(store: Store) -> None:
     reads = [
         store.head,
         lambda: store.read_outbox(0),
+        lambda: store.read_stream("node-b", 0),
         lambda: store.find_event(event.event_id),
+        lambda: store.deliveries_in([DeliveryState.EMITTED]),
+        lambda: store.deliveries_by_corr(event.corr_id),
+        store.count_deliveries,
+        lambda: store.backlog_size("ada"),
+        lambda: store.next_backlog_due_at_ms("ada"),
+        store.engaged_entries,
+        lambda: store.inbox_items("ada"),
+        lambda: store.inbox_item(event.event_id, "ada"),
+        lambda: store.inbox_by_corr(event.corr_id),
+        store.mirrors,
+        lambda: store.mirror_position("node-b"),
+        lambda: store.read_mirror("node-b", "node-c", 0),
+        lambda: store.read_whole_mirror("node-b", 0),
+        store.local_agents,
+        lambda: store.local_agent("ada"),
+        store.incidents,
         lambda: store.deliveries_of(event.event_id),
         lambda: store.due_deliveries(1),
         store.next_due_at_ms,

@@ -15,11 +15,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from agentpost.protocol.codec import Unreadable, decode_event, encode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.store.integrity import check_home
 from agentpost.store.interface import Store
-from agentpost.store.values import AuditEntry, Blob, Inbound, Outcome
-from agentpost.testing import MemoryStore, a_message
+from agentpost.store.values import (
+    AuditEntry,
+    Blob,
+    Inbound,
+    Incident,
+    LocalAgent,
+    MirrorBatch,
+    MirrorEvent,
+    Outcome,
+)
+from agentpost.testing import START_MS, MemoryStore, a_message
 from tests.store.building import (
     EPOCH,
     NODE,
@@ -31,6 +40,7 @@ from tests.store.building import (
     from_peer,
     incoming,
     open_sqlite,
+    to_nodes,
     visible,
 )
 
@@ -39,6 +49,7 @@ ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 NUMBERS = st.integers(1, 4)
 THEIR_NUMBERS = st.integers(1, 12)
 AGENTS = st.sampled_from(["ada", "eve"])
+NODES = st.sampled_from([NODE, "node-b", "node-c"])
 RECIPIENTS = st.lists(st.sampled_from(["bob", "cleo"]), max_size=2)
 TIMES = st.integers(0, 50)
 OWN: list[Event] = [a_message(number) for number in range(1, 5)]
@@ -91,10 +102,20 @@ class TwoStores(RuleBasedStateMachine):
         self._runner.run(self._sqlite.close())
         self._sqlite = self._opened()
 
-    @rule(numbers=st.lists(NUMBERS, max_size=3), to=RECIPIENTS, due=st.none() | TIMES, foreign=st.booleans())
-    def append(self, numbers: list[int], to: list[str], due: int | None, foreign: bool) -> None:
-        node_id = "node-z" if foreign and len(numbers) > 1 else NODE
-        events = [a_message(number, source_node_id=NODE if at else node_id) for at, number in enumerate(numbers)]
+    @rule(
+        numbers=st.lists(NUMBERS, max_size=3),
+        to=RECIPIENTS,
+        nodes=st.lists(NODES, max_size=3),
+        due=st.none() | TIMES,
+        foreign=st.integers(0, 9),
+    )
+    def append(self, numbers: list[int], to: list[str], nodes: list[str], due: int | None, foreign: int) -> None:
+        # The last of them, so that those before it have to be taken back.
+        sources = [NODE] * (len(numbers) - 1) + ["node-z" if foreign == 0 and len(numbers) > 1 else NODE]
+        events = [
+            to_nodes(a_message(number, source_node_id=source), *nodes)
+            for number, source in zip(numbers, sources, strict=False)
+        ]
         deliveries = [delivery for event in events for delivery in deliveries_of(event, *to, due_at_ms=due)]
         self._both(lambda store: store.append(events, deliveries=deliveries))
 
@@ -112,6 +133,34 @@ class TwoStores(RuleBasedStateMachine):
             a_change(OWN[number - 1], signal, agent=agent, due_at_ms=due) for number, signal, agent, due in moves
         ]
         self._both(lambda store: store.append(events, changes=changes))
+
+    @rule(number=NUMBERS, agent=st.sampled_from(["bob", "cleo"]), due=TIMES, purged=st.booleans())
+    def reschedule_or_purge(self, number: int, agent: str, due: int, purged: bool) -> None:
+        event_id = OWN[number - 1].event_id
+        if purged:
+            self._both(lambda store: store.purge_deliveries([(event_id, agent), (event_id, "dora")]))
+        else:
+            self._both(lambda store: store.reschedule([(event_id, agent, due), (event_id, "dora", due)]))
+
+    @rule(states=st.lists(st.sampled_from(DeliveryState), max_size=4), number=NUMBERS, limit=st.integers(0, 5))
+    def look_through_deliveries(self, states: list[DeliveryState], number: int, limit: int) -> None:
+        after = (OWN[number - 1].event_id, "bob") if limit % 2 else ("", "")
+        self._both(lambda store: _now(store.deliveries_in(states, after=after, limit=limit)))
+
+    @rule(node=NODES, after=st.integers(0, 12), limit=st.integers(0, 4), max_bytes=st.sampled_from([1, 600, 10_000]))
+    def read_stream(self, node: str, after: int, limit: int, max_bytes: int) -> None:
+        self._both(lambda store: _now(store.read_stream(node, after, limit=limit, max_bytes=max_bytes)))
+
+    @rule(through=st.integers(-2, 3), restarted=st.integers(0, 9))
+    def read_local_mail(self, through: int, restarted: int) -> None:
+        """The gateway reads its own stream, which compaction has to wait for."""
+        cursor = self._memory.cursor(NODE)
+        after = cursor.last_seq if cursor else 0
+        batch = a_batch(source_node_id=NODE, source_epoch=EPOCH, after=after, through=after + through)
+        if restarted:
+            self._both(lambda store: store.accept(batch))
+        else:
+            self._both(lambda store: store.restart_cursor(NODE, epoch=EPOCH, at_ms=1))
 
     @rule(number=NUMBERS, signal=st.sampled_from([DeliverySignal.ACCEPTED, DeliverySignal.REPLY]))
     def hear(self, number: int, signal: DeliverySignal) -> None:
@@ -188,6 +237,84 @@ class TwoStores(RuleBasedStateMachine):
         settlement = a_settlement(self._theirs(number, agent), agent=agent, outcome=outcome)
         self._both(lambda store: store.settle(settlement))
 
+    @rule(number=THEIR_NUMBERS, agent=AGENTS, at=TIMES)
+    def mark_read(self, number: int, agent: str, at: int) -> None:
+        event_id = self._theirs(number, agent).event_id
+        self._both(lambda store: store.mark_read(event_id, agent, at_ms=at))
+        assert self._sqlite.inbox_item(event_id, agent) == self._memory.inbox_item(event_id, agent)
+
+    @rule(agent=AGENTS, after=st.integers(0, 12), limit=st.integers(0, 4), settled=st.booleans(), newest=st.booleans())
+    def look_through_an_inbox(self, agent: str, after: int, limit: int, settled: bool, newest: bool) -> None:
+        self._both(
+            lambda store: _now(
+                store.inbox_items(
+                    agent, after_inbox_seq=after, limit=limit, include_settled=settled, newest_first=newest
+                )
+            )
+        )
+
+    @rule(number=NUMBERS)
+    def look_at_conversations(self, number: int) -> None:
+        self._both(lambda store: _now(store.deliveries_by_corr(OWN[number - 1].corr_id)))
+        self._both(lambda store: _now([store.inbox_by_corr(event.corr_id) for event in THEIRS[number::4]]))
+
+    @rule(before=st.sampled_from([0, START_MS + 501, 1 << 60]), limit=st.integers(0, 3))
+    def forget(self, before: int, limit: int) -> None:
+        self._both(lambda store: store.prune_settled(before_ms=before, limit=limit))
+
+    @rule(
+        after=st.sampled_from([0, 0, 0, -1, 1]),
+        count=st.integers(0, 3),
+        nodes=st.lists(NODES, max_size=3),
+        life=st.sampled_from(["first", "first", "first", "second"]),
+    )
+    def mirror(self, after: int, count: int, nodes: list[str], life: str) -> None:
+        """A batch that mostly fits, from a source whose events are whatever they are."""
+        position = self._memory.mirror_position("node-d")
+        after += position.last_seq if position else 0
+        events = [
+            MirrorEvent(seq=seq, chain=b"chain %d" % seq, raw=b"event %d" % seq, to_nodes=tuple(nodes))
+            for seq in range(after + 1, after + count + 1)
+        ]
+        batch = MirrorBatch(
+            source_node_id="node-d",
+            epoch=life if life == "second" or position is None else position.epoch,
+            after_seq=after,
+            through_seq=after + count,
+            events=tuple(events),
+            head=b"head %d" % (after + count),
+            signature=b"signed",
+            at_ms=1,
+        )
+        self._both(lambda store: store.keep_mirror(batch))
+
+    @rule(through=st.integers(0, 12), restarted=st.integers(0, 4), life=st.sampled_from(["first", "second"]))
+    def prune_or_restart_a_mirror(self, through: int, restarted: int, life: str) -> None:
+        if restarted == 0:
+            self._both(lambda store: store.restart_mirror("node-d", epoch=life, at_ms=1))
+        else:
+            self._both(lambda store: store.prune_mirror("node-d", through_seq=through))
+
+    @rule(node=NODES, after=st.integers(0, 12))
+    def read_mirror(self, node: str, after: int) -> None:
+        self._both(lambda store: _now(store.read_mirror("node-d", node, after)))
+        self._both(lambda store: _now(store.read_whole_mirror("node-d", after)))
+
+    @rule(agent=AGENTS, runtime=st.sampled_from(["pull", "command"]), removed=st.integers(0, 2))
+    def change_agents(self, agent: str, runtime: str, removed: int) -> None:
+        if removed:
+            self._both(lambda store: store.put_agent(LocalAgent(agent_id=agent, runtime=runtime, created_at_ms=1)))
+        else:
+            self._both(lambda store: store.remove_agent(agent))
+
+    @rule(subject=AGENTS, closed=st.booleans(), at=TIMES, seen=st.integers(0, 4))
+    def incident(self, subject: str, closed: bool, at: int, seen: int) -> None:
+        if closed:
+            self._both(lambda store: store.close_incident("late", subject, at_ms=at))
+        else:
+            self._both(lambda store: store.raise_incident(Incident(kind="late", subject=subject, at_ms=at)))
+        self._both(lambda store: _now(store.incidents(after_id=seen, limit=2)))
+
     @rule(node=st.sampled_from(["node-b", "node-c"]), lag=st.integers(-1, 4), lease=TIMES, same=st.integers(0, 9))
     def note_subscriber(self, node: str, lag: int, lease: int, same: int) -> None:
         subscriber = a_subscriber(
@@ -249,6 +376,11 @@ async def _answer(operation: Callable[[Store], Awaitable[Any]], store: Store) ->
         return await operation(store)
     except Refusal as refusal:
         return refusal.code
+
+
+async def _now(value: object) -> object:
+    """What was read, as the answer to an operation."""
+    return value
 
 
 async def _missing(store: Store) -> list[int]:

@@ -6,9 +6,9 @@ from agentpost.auth.tickets import Claims
 from agentpost.auth.wire import Entry, Grant
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import InviteId
-from agentpost.store.values import AuditEntry
+from agentpost.store.values import AuditEntry, Invite
 
-__all__ = ["grant_refused", "granted", "invited", "redeem_refused", "redeemed", "revoked"]
+__all__ = ["grant_refused", "granted", "invited", "key_taken", "redeem_refused", "redeemed", "revoked", "withdrawn"]
 
 # What somebody says of himself before he has proven anything is no actor.
 _ANONYMOUS = "anonymous"
@@ -69,6 +69,21 @@ def redeem_refused(refusal: Refusal, claims: Claims | None, *, address: str, at_
 
 def revoked(node_id: str, *, by: str, at_ms: int) -> AuditEntry:
     return AuditEntry(at_ms=at_ms, actor=by, action="node.revoked", subject=node_id)
+
+
+def key_taken(node_id: str, *, by: str, at_ms: int) -> AuditEntry:
+    """An operator said that the node's key is lost, and that an invite may bring another."""
+    return AuditEntry(at_ms=at_ms, actor=by, action="node.key_replaced", subject=node_id)
+
+
+def withdrawn(invite: Invite, *, by: str, at_ms: int) -> AuditEntry:
+    return AuditEntry(
+        at_ms=at_ms,
+        actor=by,
+        action="invite.withdrawn",
+        subject=invite.expected_node_id,
+        detail={"inviteId": invite.invite_id},
+    )
 
 
 def _readable(node_id: str) -> str | None:

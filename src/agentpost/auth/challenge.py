@@ -1,5 +1,8 @@
 """Challenge and proof: a node shows that it holds its key by signing what this gateway gave it (AUTH-7).
 
+The other way round, the gateway signs the node's nonce and what it grants with it, so that the node knows whom it found
+at an address.
+
 The gateway keeps nothing of a challenge: it knows its own signature again. That each is used once is the replay
 guard's business, and which key a node must have is `exchange`'s.
 """
@@ -10,18 +13,28 @@ import msgspec
 
 from agentpost.auth.invites import hash_token
 from agentpost.auth.signing import check_node_id, check_nonce, from_text, in_time, is_key, sign, signed_by, to_text
-from agentpost.auth.wire import Challenge, NodeProof
+from agentpost.auth.wire import Challenge, Grant, NodeProof
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.identity import Identity
 from agentpost.world import Chance, Clock
 
-__all__ = ["CHALLENGE_MS", "Challenges", "OpenChallenge", "check_proof", "make_proof", "proof_message"]
+__all__ = [
+    "CHALLENGE_MS",
+    "Challenges",
+    "OpenChallenge",
+    "check_proof",
+    "is_granted_by",
+    "make_proof",
+    "proof_message",
+    "with_server_proof",
+]
 
 CHALLENGE_MS: Final = 60_000
 _ID_BYTES: Final = 16
 _CHALLENGE: Final = "ansible-challenge-v1"
 _PROOF: Final = "ansible-node-proof-v1"
+_SERVER_PROOF: Final = "ansible-server-proof-v1"
 
 
 class OpenChallenge(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -126,6 +139,22 @@ def check_proof(proof: NodeProof, *, node_id: str, nonce: str, server_node_id: s
         raise _invalid("the sealing key is not a public key")
     if not signed_by(proof.signing_public, _PROOF, message, proof.signature):
         raise _invalid("the signature of the proof does not hold")
+
+
+def with_server_proof(grant: Grant, identity: Identity, *, node_id: str, nonce: str) -> Grant:
+    """The grant, signed for the node that asked with this nonce."""
+    proof = sign(identity.signing, _SERVER_PROOF, _granted(grant, node_id, nonce))
+    return msgspec.structs.replace(grant, server_proof=proof)
+
+
+def is_granted_by(grant: Grant, public: str, *, node_id: str, nonce: str) -> bool:
+    """Whether the holder of this key granted exactly this to this node, for this nonce."""
+    return signed_by(public, _SERVER_PROOF, _granted(grant, node_id, nonce), grant.server_proof)
+
+
+def _granted(grant: Grant, node_id: str, nonce: str) -> bytes:
+    unsigned = msgspec.structs.replace(grant, server_proof="")
+    return b"\n".join((node_id.encode(), nonce.encode(), msgspec.json.encode(unsigned, order="deterministic")))
 
 
 def _invalid(message: str) -> Refusal:

@@ -10,12 +10,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from agentpost.auth.challenge import Challenges, check_proof
+from agentpost.auth.challenge import Challenges, check_proof, with_server_proof
 from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.invites import hash_token
 from agentpost.auth.signing import check_node_id, check_nonce, in_time
 from agentpost.auth.tickets import Tickets
-from agentpost.auth.wire import CONTROL_ROOM, ExchangeRequest, Grant, NodeProof, Vouch
+from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, ExchangeRequest, Find, Grant, NodeProof, Vouch, Whois
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId, SessionId
 from agentpost.protocol.snapshot import NodeTier
@@ -32,6 +32,8 @@ _CHALLENGE: Final = "challenge"
 _NONCE_KEPT_MS: Final = 60_000
 # What a node that is unknown, or has no key, would have to prove. Nothing that is written so is a key.
 _NO_KEY: Final = "no key"
+_SET_SOCKET: Final = "Start the gateway with --tailnet-socket, or set tailnet_socket in its agentpost.toml."
+_REPLACE_KEY: Final = "If the node lost its home and has a new key, invite it with --replace-key; if not, beware."
 
 
 class Granted(Struct, frozen=True, kw_only=True):
@@ -61,9 +63,12 @@ class Exchange:
         challenges: Challenges,
         tickets: Tickets,
         guard: ReplayGuard,
+        find: Find,
         vouch: Vouch,
         require_proof: bool,
+        whois: Whois | None,
     ) -> None:
+        self._find = find
         self._vouch = vouch
         self._store = store
         self._identity = identity
@@ -73,18 +78,19 @@ class Exchange:
         self._tickets = tickets
         self._guard = guard
         self._require_proof = require_proof
+        self._whois = whois
 
-    async def exchange(self, request: ExchangeRequest) -> Granted:
+    async def exchange(self, request: ExchangeRequest, *, address: str, port: int) -> Granted:
         check_node_id(request.node_id)
         check_nonce(request.nonce)
         if request.invite_token is None:
             candidate = await self._known(request)
         else:
-            candidate = await self._invited(request, hash_token(request.invite_token))
-        rooms = _rooms(request.requested_rooms)
+            candidate = await self._invited(request, hash_token(request.invite_token), address, port)
+        rooms = _rooms(request.requested_rooms, is_member=request.invite_token is None)
         return Granted(grant=self._mint(request, candidate, rooms), invite_id=candidate.invite_id)
 
-    async def _invited(self, request: ExchangeRequest, token_hash: bytes) -> _Candidate:
+    async def _invited(self, request: ExchangeRequest, token_hash: bytes, address: str, port: int) -> _Candidate:
         now_ms = self._clock.now_ms()
         invite = self._store.invite_by_hash(token_hash)
         if invite is None:
@@ -96,17 +102,19 @@ class Exchange:
         if invite.expected_node_id != request.node_id:
             raise Refusal(Code.NODE_MISMATCH, "this invite is for another node", field="nodeId")
         await self._check_nonce(f"{token_hash.hex()} {request.nonce}", now_ms, invite.expires_at_ms)
-        pinned = _pinned_key(self._store.known_node(request.node_id), invite)
+        pinned = _pinned_key(self._find(request.node_id), invite)
         proof = await self._proven(request, token_hash=token_hash, keys=(invite.public_key, pinned))
+        if invite.tailnet_name is not None:
+            await self._attested(invite.tailnet_name, address, port)
         if invite.revoked_at_ms is not None:
-            raise Refusal(Code.NODE_REVOKED, f"the node {request.node_id} was revoked")
+            raise Refusal(Code.NODE_REVOKED, f"the invite of {request.node_id} was withdrawn")
         return _Candidate(tier=invite.tier, proof=proof, invite_id=invite.invite_id)
 
     async def _known(self, request: ExchangeRequest) -> _Candidate:
         """A node that comes back. Nobody who cannot prove it learns whether the node is known here (AUTH-1)."""
         if request.node_proof is None and not self._require_proof:
             raise Refusal(Code.INVALID_TOKEN, "without a proof an invite is needed", field="inviteToken")
-        node = self._store.known_node(request.node_id)
+        node = self._find(request.node_id)
         key = _NO_KEY if node is None or node.signing_public is None else node.signing_public
         proof = await self._proven(request, token_hash=None, keys=(key,))
         now_ms = self._clock.now_ms()
@@ -134,7 +142,11 @@ class Exchange:
             return None
         challenge = self._challenges.read(proof.challenge, for_node_id=request.node_id)
         if any(key != proof.signing_public for key in expected):
-            raise Refusal(Code.NODE_PROOF_INVALID, "the proof is not by the key of this node", field="nodeProof")
+            # Who has an invite may know why it is not enough; others learn nothing of the node.
+            hint = None if token_hash is None else _REPLACE_KEY
+            raise Refusal(
+                Code.NODE_PROOF_INVALID, "the proof is not by the key of this node", field="nodeProof", hint=hint
+            )
         check_proof(
             proof,
             node_id=request.node_id,
@@ -149,6 +161,18 @@ class Exchange:
             raise Refusal(Code.REPLAY_DETECTED, "this challenge was used already", field="nodeProof")
         return proof
 
+    async def _attested(self, tailnet_name: str, address: str, port: int) -> None:
+        """Refuse a machine that the tailnet does not know by this name. If it cannot be asked, nobody gets in."""
+        if self._whois is None:
+            raise Refusal(Code.UNAVAILABLE, "this gateway does not ask the tailnet any more", hint=_SET_SOCKET)
+        if await self._whois(address, port) != tailnet_name:
+            raise Refusal(
+                Code.NODE_PROOF_INVALID,
+                f"the tailnet does not know {tailnet_name} at this address",
+                field="nodeProof",
+                hint="Join from the machine that the invite was made for, over the tailnet.",
+            )
+
     def _mint(self, request: ExchangeRequest, candidate: _Candidate, rooms: tuple[str, ...]) -> Grant:
         proof, known = candidate.proof, candidate.known
         session_id = self._ids.make(SessionId)
@@ -161,7 +185,7 @@ class Exchange:
             signing_public=None if proof is None else proof.signing_public,
             sealing_public=None if proof is None else proof.sealing_public,
         )
-        return Grant(
+        grant = Grant(
             ws_ticket=ticket,
             expires_at=format_ms(claims.expires_at_ms),
             rooms=rooms,
@@ -173,6 +197,7 @@ class Exchange:
             admission=None if known is None else self._vouch(known),
             anchors=self._anchors(),
         )
+        return with_server_proof(grant, self._identity, node_id=request.node_id, nonce=request.nonce)
 
     def _anchors(self) -> dict[str, str]:
         return {
@@ -189,8 +214,10 @@ def _pinned_key(known: KnownNode | None, invite: Invite) -> str | None:
     return known.signing_public
 
 
-def _rooms(requested: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The rooms that are granted: there is one, and asking for none means that one."""
-    if any(room != CONTROL_ROOM for room in requested or ()):
+def _rooms(requested: tuple[str, ...] | None, *, is_member: bool) -> tuple[str, ...]:
+    """The rooms that are granted: asking for none means the control room. Links are for those who have joined."""
+    granted = tuple(dict.fromkeys(requested or (CONTROL_ROOM,)))
+    allowed = (CONTROL_ROOM, LINK_ROOM) if is_member else (CONTROL_ROOM,)
+    if any(room not in allowed for room in granted):
         raise Refusal(Code.ROOM_DENIED, "there is no such room, or it is not for you", field="requestedRooms")
-    return (CONTROL_ROOM,)
+    return granted

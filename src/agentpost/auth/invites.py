@@ -1,5 +1,6 @@
 """Invites: leave for one node to join once. The token is shown to whoever asked for it, and kept nowhere (AUTH-2)."""
 
+import re
 from hashlib import sha256
 from typing import Final
 
@@ -18,6 +19,8 @@ __all__ = ["DEFAULT_TTL_SECONDS", "MAX_TTL_SECONDS", "Invites", "NewInvite", "ha
 DEFAULT_TTL_SECONDS: Final = 15 * 60
 MAX_TTL_SECONDS: Final = 24 * 60 * 60
 _TOKEN_BYTES: Final = 32
+# The full name: a machine that another tailnet shares with this one may have the same first label.
+_is_tailnet_name = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63}){1,8}").fullmatch
 
 
 class NewInvite(Discreet, frozen=True, kw_only=True):
@@ -47,7 +50,14 @@ class Invites:
         self._ids = ids
 
     async def make(
-        self, *, tier: NodeTier, expected_node_id: str, created_by: str, ttl_seconds: int, public_key: str | None
+        self,
+        *,
+        tier: NodeTier,
+        expected_node_id: str,
+        created_by: str,
+        ttl_seconds: int,
+        public_key: str | None,
+        tailnet_name: str | None,
     ) -> NewInvite:
         check_node_id(expected_node_id, field="expectedNodeId")
         if expected_node_id == self._store.node_id:
@@ -58,6 +68,13 @@ class Invites:
             )
         if public_key is not None:
             check_key(public_key, field="publicKey")
+        if tailnet_name is not None and not _is_tailnet_name(tailnet_name):
+            raise Refusal(
+                Code.INVALID_FIELD,
+                f"{tailnet_name!r:.80} is not the full name of a machine of a tailnet",
+                field="tailnet",
+                hint="Use the name that `tailscale status --json` shows as DNSName, as mbp-jane.tail1234.ts.net.",
+            )
         token = TOKEN_PREFIX + to_text(self._chance.entropy(_TOKEN_BYTES))
         now_ms = self._clock.now_ms()
         invite = Invite(
@@ -69,6 +86,7 @@ class Invites:
             created_by=created_by,
             created_at_ms=now_ms,
             expires_at_ms=now_ms + ttl_seconds * 1000,
+            tailnet_name=tailnet_name,
         )
         await self._store.create_invite(invite)
         return NewInvite(

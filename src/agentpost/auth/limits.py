@@ -14,8 +14,22 @@ from msgspec import Struct
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.world import Clock
 
-__all__ = ["Limits", "RateLimited", "Rate", "address_key", "token_key"]
+__all__ = [
+    "DEFAULT_ATTEMPTS_PER_ADDRESS",
+    "DEFAULT_ATTEMPTS_PER_TOKEN",
+    "Limits",
+    "Rate",
+    "RateLimited",
+    "address_key",
+    "address_rate",
+    "token_key",
+    "token_rate",
+]
 
+DEFAULT_ATTEMPTS_PER_ADDRESS: Final = 120
+DEFAULT_ATTEMPTS_PER_TOKEN: Final = 30
+_ADDRESS_REFILL_SECONDS: Final = 30
+_TOKEN_REFILL_SECONDS: Final = 60
 _IPV6_NETWORK_BITS: Final = 64
 
 
@@ -25,6 +39,16 @@ class Rate(Struct, frozen=True, kw_only=True):
     burst: float
     per_second: float
     failure_cost: float = 4
+
+
+def address_rate(attempts: int = DEFAULT_ATTEMPTS_PER_ADDRESS) -> Rate:
+    """So many attempts of one address at once; whoever used them all has them back after half a minute."""
+    return Rate(burst=attempts, per_second=attempts / _ADDRESS_REFILL_SECONDS)
+
+
+def token_rate(attempts: int = DEFAULT_ATTEMPTS_PER_TOKEN) -> Rate:
+    """So many attempts with one invite's token at once, from wherever; all are back after a minute."""
+    return Rate(burst=attempts, per_second=attempts / _TOKEN_REFILL_SECONDS)
 
 
 class RateLimited(Refusal):
@@ -67,8 +91,8 @@ class Limits:
         self,
         clock: Clock,
         *,
-        per_address: Rate = Rate(burst=120, per_second=4),  # noqa: B008 - frozen
-        per_token: Rate = Rate(burst=30, per_second=0.5),  # noqa: B008 - frozen
+        per_address: Rate = address_rate(),  # noqa: B008 - frozen
+        per_token: Rate = token_rate(),  # noqa: B008 - frozen
         most_buckets: int = 10_000,
     ) -> None:
         self._clock = clock

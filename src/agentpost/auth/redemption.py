@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.tickets import Claims
-from agentpost.auth.wire import Entry, Vouch
+from agentpost.auth.wire import Entry, Find, Vouch
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId
 from agentpost.store.interface import Store
@@ -19,8 +19,9 @@ _TICKET: Final = "ticket"
 
 
 class Redemption:
-    def __init__(self, store: Store, guard: ReplayGuard, *, clock: Clock, vouch: Vouch) -> None:
+    def __init__(self, store: Store, guard: ReplayGuard, *, clock: Clock, find: Find, vouch: Vouch) -> None:
         self._store = store
+        self._find = find
         self._vouch = vouch
         self._guard = guard
         self._clock = clock
@@ -51,10 +52,11 @@ class Redemption:
 
     def check_welcome(self, claims: Claims) -> None:
         """Refuse a ticket whose node was revoked since it was made, or whose key is no longer the node's (ROOM-6)."""
-        node = self._store.known_node(claims.sub)
         invite = None if claims.invite_id is None else self._store.invite(claims.invite_id)
+        # An invite was made here, so what was decided here counts; the room hears of it when the node is in.
+        node = (self._find if invite is None else self._store.known_node)(claims.sub)
         if invite is not None and invite.revoked_at_ms is not None:
-            raise _revoked(claims.sub)
+            raise Refusal(Code.NODE_REVOKED, f"the invite of {claims.sub} was withdrawn")
         # An invite that is open was made after the revocation, to let the node in again.
         invited_again = invite is not None and invite.consumed_at_ms is None
         if node is not None and node.revoked_at_ms is not None and not invited_again:
@@ -79,9 +81,12 @@ class Redemption:
     async def _come_back(self, claims: Claims) -> KnownNode:
         # It may have been revoked while the replay guard was asked.
         self.check_welcome(claims)
-        node = self._store.known_node(claims.sub)
+        node = self._find(claims.sub)
         if node is None:
             raise _revoked(claims.sub)
+        if self._store.known_node(claims.sub) != node:
+            # It joined elsewhere: others vouch for it, and its keys are in its record of the room.
+            return node
         if claims.sealing_public is not None and claims.sealing_public != node.sealing_public:
             # It has a new key to seal for, and has signed that with the key it is pinned to.
             return await self._store.pin_node(replace(node, sealing_public=claims.sealing_public))

@@ -4,6 +4,7 @@ One algorithm, one key, one type: nothing that a ticket says about itself decide
 used before, and whether its node is still welcome, is `redemption`'s business.
 """
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ _TYPE: Final = "ansible-ticket+jwt"
 _ALGORITHM: Final = "EdDSA"
 _ID_BYTES: Final = 16
 _MOST_CHARACTERS: Final = 4096
+_REMEMBERED_TICKETS: Final = 64
 # The signature is PyJWT's to check; times, audience and issuer are checked below, by our clock and in our order.
 _SIGNATURE_ONLY: Final[Any] = {
     "verify_signature": True,
@@ -83,6 +85,8 @@ class Tickets:
         self._chance = chance
         self._life_seconds = life_seconds
         self._header = {"alg": _ALGORITHM, "typ": _TYPE, "kid": _key_id(identity)}
+        # Whoever tries one ticket again and again does not cost a signature each time. Refusals are not remembered.
+        self._signed = lru_cache(maxsize=_REMEMBERED_TICKETS)(self._check_signed)
 
     def mint(
         self,
@@ -128,7 +132,7 @@ class Tickets:
             raise _invalid("this ticket was issued by another gateway")
         return claims
 
-    def _signed(self, ticket: str) -> Claims:
+    def _check_signed(self, ticket: str) -> Claims:
         # Unknown header fields are refused too: `jwk`, `jku`, `x5u` and `crit` would bring keys or rules of their own.
         if len(ticket) > _MOST_CHARACTERS or _header(ticket) != self._header:
             raise _invalid("this is not a ticket of this gateway")

@@ -1,6 +1,6 @@
 """The requests and answers of the handshake, as they travel. None of them shows its secrets when it is printed."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta, Struct
@@ -10,9 +10,23 @@ from agentpost.protocol.ids import InviteId, SessionId
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.values import KnownNode
 
-__all__ = ["CONTROL_ROOM", "Challenge", "Discreet", "Entry", "ExchangeRequest", "Grant", "NodeProof", "Vouch"]
+__all__ = [
+    "CONTROL_ROOM",
+    "Challenge",
+    "Discreet",
+    "Entry",
+    "ExchangeRequest",
+    "Find",
+    "Grant",
+    "LINK_ROOM",
+    "NodeProof",
+    "Vouch",
+    "Whois",
+]
 
 CONTROL_ROOM: Final = "ansible-control"
+# Not a room with a document: a ticket for it opens a link, over which mail goes.
+LINK_ROOM: Final = "ansible-link"
 
 # Generous limits, checked while decoding: what is longer is no mistake.
 Text = Annotated[str, Meta(max_length=256)]
@@ -36,8 +50,14 @@ class Discreet(Struct, frozen=True, kw_only=True, rename="camel"):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
+# A node as this gateway knows it, from its own joins or by the word of others; None if it does not.
+Find = Callable[[str], KnownNode | None]
 # This gateway's word for a node that it let in, in the form that the room keeps; None if it has nothing to say.
 Vouch = Callable[[KnownNode], dict[str, Any] | None]
+
+
+# The name that the tailnet has for the machine at an address and port; None if it knows of none there.
+Whois = Callable[[str, int], Awaitable[str | None]]
 
 
 class Challenge(Discreet, frozen=True, kw_only=True):
@@ -78,7 +98,8 @@ class Grant(Discreet, frozen=True, kw_only=True):
 
     `admission` is this gateway's word for the node's key, in the form that the room keeps it. It is there once the key
     is pinned, so not yet at the first join: see `Entry`. `anchors` are the keys of backbone nodes that began a mesh:
-    nobody can give such a word for them, and whoever trusts this gateway takes them from it.
+    nobody can give such a word for them, and whoever trusts this gateway takes them from it. `server_proof` shows that
+    the one who answers holds the key that it names: see `challenge`.
     """
 
     secret = frozenset({"ws_ticket"})
@@ -92,6 +113,7 @@ class Grant(Discreet, frozen=True, kw_only=True):
     sealing_public: str
     admission: dict[str, Any] | None = None
     anchors: dict[str, str] = {}
+    server_proof: str = ""
 
 
 class Entry(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -2,10 +2,14 @@
 runtimes as interfaces (`ports`) and calls nothing else, so that the simulation runs this very code.
 
     publish     an agent's words → a sealed event in the outbox, with a delivery for each recipient
+    placing     the room → which gateway has which recipient
+    sealing     content → what only the gateways of the recipients can open (`content`, `wrapping`)
     feed        the outbox → each reader's stream, with a signed head
     reader      a stream → inbox, ledger, cursor and `accepted`, in one transaction
     mirror      the outboxes of nodes that sleep or cannot be dialled, kept for their readers
     link        one conversation between two gateways: frames in, frames out
-    dispatch    the inbox → the agent, through its runtime → reply and `processed`
+    agents      who lives here; the room knows of them
+    dispatch    the inbox → the agent, through its runtime → reply and `processed` (`worker`, `lanes`, `turns`)
+    pull        the same for agents that fetch their mail themselves
     retry       timers: resend, dead letter, incident
 """

@@ -3,7 +3,7 @@
 Values are frozen; an interface is implemented once for production and once for tests (`agentpost.testing`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -30,6 +30,10 @@ class RoomView(Protocol):
         ...
 
     def is_backbone(self, node_id: str) -> bool: ...
+
+    def last_seen_ms(self, node_id: str) -> int | None:
+        """When a gateway was heard last, also if it has left since; None if nobody here knows."""
+        ...
 
     def waiting_at(self, node_id: str) -> int | None:
         """How much a gateway says it has waiting for its agents; None if it has not said."""
@@ -80,6 +84,8 @@ class Result(Struct, frozen=True, kw_only=True):
     kind: ResultKind
     reply: Content | None = None
     error: str | None = None
+    # Not before this, says the runtime; only for RETRY.
+    retry_after_seconds: float | None = None
 
 
 class Runtime(Protocol):
@@ -111,6 +117,7 @@ class Wakeups:
         self._on_outbox: list[Callable[[], None]] = []
         self._on_inbox: list[Callable[[str], None]] = []
         self._on_timer: list[Callable[[], None]] = []
+        self._on_moved: list[Callable[[Iterable[EventId]], None]] = []
 
     def listen(
         self,
@@ -118,14 +125,18 @@ class Wakeups:
         outbox: Callable[[], None] | None = None,
         inbox: Callable[[str], None] | None = None,
         timer: Callable[[], None] | None = None,
+        moved: Callable[[Iterable[EventId]], None] | None = None,
     ) -> None:
-        """`outbox`: events were appended. `inbox`: this agent has something new. `timer`: a delivery got a timer."""
+        """`outbox`: events were appended. `inbox`: this agent has something new. `timer`: a delivery got a timer.
+        `moved`: deliveries of these events changed their state."""
         if outbox is not None:
             self._on_outbox.append(outbox)
         if inbox is not None:
             self._on_inbox.append(inbox)
         if timer is not None:
             self._on_timer.append(timer)
+        if moved is not None:
+            self._on_moved.append(moved)
 
     def outbox_grew(self) -> None:
         for tell in self._on_outbox:
@@ -139,3 +150,6 @@ class Wakeups:
         for tell in self._on_timer:
             tell()
 
+    def deliveries_moved(self, event_ids: Iterable[EventId]) -> None:
+        for tell in self._on_moved:
+            tell(event_ids)

@@ -3,16 +3,19 @@
 import json
 import subprocess
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from rich.console import Console
 from rich.markup import escape
 
 __all__ = ["MeshShown", "show_mesh"]
+
+Found = TypeVar("Found")
 
 _NODES: Final = {"vps-jane": "backbone", "mbp-jane": "edge", "lab-jane": "edge"}
 _SEED: Final = "vps-jane"
@@ -37,16 +40,19 @@ def show_mesh(root: Path, console: Console) -> MeshShown:
                 invite = _agentpost("invite", "--node", node, home=homes[_SEED])
                 _agentpost("join", "--url", url, home=homes[node], token=invite["token"])
                 console.print(f"  {node} joined through {_SEED} with an invite that is used up now.")
-        nodes = _statuses(homes[_SEED])
+        everybody = dict.fromkeys(sorted(_NODES), "online")
+        nodes = _once(lambda: _statuses(homes[_SEED]), lambda found: found == everybody)
         for node, status in nodes.items():
             console.print(f"  [bold]{node:<9}[/bold] {_NODES.get(node, ''):<9} {escape(status)}", highlight=False)
         _agentpost("revoke", _OUTCAST, home=homes[_SEED])
-        outcast = _agentpost("nodes", home=homes[_OUTCAST])["seeds"][0]
+        outcast = _once(
+            lambda: _agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"]
+        )
         revoked = _statuses(homes[_SEED])[_OUTCAST]
         console.print(f"  {_OUTCAST} is {revoked}; its link: {escape(str(outcast['problem'] or 'cut'))}")
     return MeshShown(
         nodes=nodes,
-        all_joined=nodes == dict.fromkeys(sorted(_NODES), "online"),
+        all_joined=nodes == everybody,
         is_out=revoked == "revoked" and not outcast["connected"],
     )
 
@@ -67,6 +73,14 @@ def _gateways(homes: dict[str, Path]) -> Generator[None]:
 def _statuses(home: Path) -> dict[str, str]:
     found = _agentpost("nodes", home=home)["nodes"]
     return {node["nodeId"]: "revoked" if node["revoked"] else node["status"] for node in found}
+
+
+def _once(look: Callable[[], Found], is_so: Callable[[Found], bool]) -> Found:
+    """What is seen once it is so, or when the time is up: news needs a moment to arrive."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not is_so(found := look()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
 
 
 def _agentpost(*words: str, home: Path, token: str | None = None) -> Any:

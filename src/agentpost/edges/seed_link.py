@@ -1,6 +1,8 @@
-"""The link to a seed: exchange, ticket, WebSocket, sync; again and again, for as long as the gateway runs.
+"""The links to the seeds: exchange, ticket, WebSocket, sync; again and again, for as long as the gateway runs.
 
-A seed is a backbone gateway that this node joined. The first time it takes an invite, from then on the node's key.
+A seed is a backbone gateway. One that this node joined is in `seeds.json`; the others are found in the room, where
+backbone nodes say at which address they are (ROOM-5). An address proves nothing: whoever answers there has to sign with
+the key that the room has for the node it should be, before anything else happens.
 """
 
 import asyncio
@@ -14,12 +16,16 @@ from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from agentpost.auth.challenge import make_proof
-from agentpost.auth.wire import CONTROL_ROOM, Challenge, ExchangeRequest, Grant
+from agentpost.auth.challenge import is_granted_by, make_proof
+from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, Challenge, ExchangeRequest, Grant
+from agentpost.delivery.link import LinkHub
+from agentpost.edges.link.dial import keep_link
 from agentpost.gateway import Gateway
 from agentpost.protocol.backoff import RetryPolicy, next_delay_seconds
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
+from agentpost.room.document import Room
+from agentpost.room.records import is_removed, to_base64
 from agentpost.room.sync import MAX_FRAME_BYTES, RoomSession
 from agentpost.store.home import write_private
 from agentpost.store.values import KnownNode
@@ -32,6 +38,8 @@ _log = logging.getLogger(__name__)
 _SEEDS_FILE: Final = "seeds.json"
 _SYNC_STEP_2: Final = b"\0\1"
 _TIMEOUT_SECONDS: Final = 10.0
+# A mesh has a handful of backbone nodes; more links than this make nobody safer.
+_MOST_LINKS: Final = 8
 _RECONNECT: Final = RetryPolicy(
     base_seconds=0.5, factor=2.0, max_delay_seconds=30.0, max_attempts=1_000_000, jitter_share=0.5
 )
@@ -53,6 +61,8 @@ class SeedLinks:
     def start(self) -> None:
         for seed in self._load():
             self._open(seed, None)
+        self._gateway.host.room.subscribe(self._on_update)
+        self._look_around()
 
     async def join(self, url: str, token: str) -> Seed:
         """Join through a backbone gateway, with an invite. Returns when the room is here."""
@@ -67,20 +77,43 @@ class SeedLinks:
 
     def states(self) -> list[dict[str, Any]]:
         return [
-            {"url": link.seed.url, "nodeId": link.seed.node_id, "connected": link.is_connected, "problem": link.problem}
+            {
+                "url": link.seed.url,
+                "nodeId": link.seed.node_id,
+                "connected": link.is_connected or link.is_here(),
+                "problem": link.problem,
+            }
             for link in self._links.values()
         ]
 
     async def close(self) -> None:
         await self._tasks.close()
 
-    def _open(self, seed: Seed, grant: Grant | None) -> "_Link":
-        before = self._links.get(seed.url)
-        if before is not None and before.task is not None:
-            before.task.cancel()
-        link = self._links[seed.url] = _Link(self._gateway, seed)
+    def _open(self, seed: Seed, grant: Grant | None, *, is_joined: bool = True) -> "_Link":
+        self._end(seed.node_id)
+        link = self._links[seed.node_id] = _Link(self._gateway, seed, is_joined=is_joined)
         link.task = self._tasks.spawn(link.run(grant), name=seed.node_id)
         return link
+
+    def _end(self, node_id: str) -> None:
+        link = self._links.pop(node_id, None)
+        if link is not None and link.task is not None:
+            link.task.cancel()
+
+    def _on_update(self, _update: bytes, _origin: str) -> None:
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """Open links to backbone nodes that the room knows of, and end those to nodes that were thrown out."""
+        room = self._gateway.host.room
+        for node_id in [node_id for node_id in self._links if room.keys.is_revoked(node_id)]:
+            self._end(node_id)
+        for node_id in room.records("nodes"):
+            if len(self._links) >= _MOST_LINKS:
+                return
+            url = None if node_id in self._links else _address_in(room, node_id)
+            if url is not None:
+                self._open(Seed(url=url, node_id=node_id), None, is_joined=False)
 
     async def _trust(self, grant: Grant) -> None:
         """Pin the seed's key at the first join: whoever answers for it later must have the same.
@@ -91,7 +124,8 @@ class SeedLinks:
         for node_id, signing_public in keys.items():
             if node_id == self._gateway.settings.node_id:
                 continue
-            node = self._gateway.store.known_node(node_id) or await self._gateway.store.pin_node(
+            known = self._gateway.store.known_node(node_id)
+            node = known or await self._gateway.store.pin_node(
                 KnownNode(
                     node_id=node_id,
                     signing_public=signing_public,
@@ -115,12 +149,15 @@ class SeedLinks:
             raise Refusal(Code.MALFORMED, f"{self._file()} cannot be read: {error}", hint="Join again.") from None
 
     def _save(self) -> None:
-        write_private(self._file(), msgspec.json.encode([link.seed for link in self._links.values()]))
+        joined = [link.seed for link in self._links.values() if link.is_joined]
+        write_private(self._file(), msgspec.json.encode(joined))
 
 
 class _Link:
-    def __init__(self, gateway: Gateway, seed: Seed) -> None:
+    def __init__(self, gateway: Gateway, seed: Seed, *, is_joined: bool) -> None:
         self.seed = seed
+        # Whether an operator named it, or the room.
+        self.is_joined = is_joined
         self.task: asyncio.Task[Any] | None = None
         self.is_connected = False
         self.problem: str | None = None
@@ -136,22 +173,22 @@ class _Link:
             raise self._refusal
 
     async def run(self, grant: Grant | None) -> None:
+        """`grant` is that of an invite, which was just exchanged; later ones are for the key."""
         attempt = 0
         while True:
+            url = self._url(attempt)
             try:
-                if grant is None:
-                    grant = await _exchange(self._gateway, self.seed.url, None)
-                if grant.node_id != self.seed.node_id:
-                    raise Refusal(Code.NODE_MISMATCH, f"{self.seed.url} is {grant.node_id}, not {self.seed.node_id}")
-                if grant.admission is not None:
-                    self._gateway.host.register(status=NodeStatus.ONLINE, admission=grant.admission)
-                await self._converse(grant)
-                attempt = 0
-                self.problem = "the seed closed the connection"
+                if grant is not None:
+                    await self._converse(url, grant, is_invited=True)
+                elif self.is_joined or not self.is_here():
+                    grant = await _exchange(self._gateway, url, None, expected=self.seed.node_id)
+                    self._take_word(grant)
+                    await self._converse(url, grant)
+                attempt, self.problem = 0, None if grant is None else "the seed closed the connection"
             except (Refusal, OSError, WebSocketException, httpx.HTTPError) as error:
                 refusal = _refusal_of(error)
                 self.problem = refusal.message
-                _log.warning("link to %s: %s", self.seed.url, refusal.message)
+                _log.warning("link to %s at %s: %s", self.seed.node_id, url, refusal.message)
                 if not self._synced.is_set():
                     self._refusal = refusal
                     self._synced.set()
@@ -162,13 +199,24 @@ class _Link:
             jitter = self._gateway.chance.fraction()
             await asyncio.sleep(next_delay_seconds(_RECONNECT, attempt=attempt, jitter=jitter))
 
-    async def _converse(self, grant: Grant) -> None:
-        address = self.seed.url.replace("http", "ws", 1) + f"/ansible/room/{CONTROL_ROOM}"
+    def _url(self, attempt: int) -> str:
+        """Where to try: at the address that was named, and in turn at the one in the room, if that is another."""
+        known = _address_in(self._gateway.host.room, self.seed.node_id)
+        if known is None or (self.is_joined and attempt % 2 == 0):
+            return self.seed.url
+        return known
+
+    def is_here(self) -> bool:
+        """Whether the seed has come to us already: one connection between two nodes is enough."""
+        return any(session.peer == self.seed.node_id for session in self._gateway.host.hub.sessions)
+
+    async def _converse(self, url: str, grant: Grant, *, is_invited: bool = False) -> None:
+        address = url.replace("http", "ws", 1) + f"/ansible/room/{CONTROL_ROOM}"
         headers = {"Authorization": f"Bearer {grant.ws_ticket}"}
         async with connect(address, additional_headers=headers, compression=None, max_size=MAX_FRAME_BYTES) as socket:
-            if grant.admission is None:
+            if is_invited:
                 # The invite is used up and the key pinned. Others take this node's record only with the seed's word.
-                await self._fetch_admission()
+                await self._fetch_admission(url)
             wake = asyncio.Event()
             session = self._gateway.host.hub.open(self.seed.node_id, on_wake=wake.set)
             tasks = TaskOwner("seed-link")
@@ -176,26 +224,56 @@ class _Link:
                 for frame in session.start():
                     await socket.send(frame)
                 tasks.spawn(_write(socket, session, wake), name=self.seed.node_id)
+                if self._gateway.links is not None:
+                    tasks.spawn(self._keep_link(self._gateway.links, url), name=f"mail {self.seed.node_id}")
                 self.is_connected, self.problem = True, None
-                await self._read(socket, session)
+                await self._read(socket, session, is_invited=is_invited)
             finally:
                 session.close()
                 await tasks.close()
 
-    async def _read(self, socket: ClientConnection, session: RoomSession) -> None:
+    async def _read(self, socket: ClientConnection, session: RoomSession, *, is_invited: bool) -> None:
         async for frame in socket:
             if isinstance(frame, str):
                 raise Refusal(Code.MALFORMED, "the seed sent text where y-protocols has bytes")
             for answer in session.receive(frame):
                 await socket.send(answer)
             if frame[:2] == _SYNC_STEP_2:
+                if is_invited:
+                    # It may have come with a new key, and then what it signed before is not its own until now.
+                    self._gateway.host.room.sign_anew()
                 self._synced.set()
 
-    async def _fetch_admission(self) -> None:
+    async def _keep_link(self, links: LinkHub, url: str) -> None:
+        """Mail goes where the room is synced, over a connection of its own."""
+
+        async def get_ticket() -> Grant:
+            return await _exchange(self._gateway, url, None, expected=self.seed.node_id, rooms=(LINK_ROOM,))
+
+        await keep_link(self._gateway, links, url=url, node_id=self.seed.node_id, get_ticket=get_ticket)
+
+    async def _fetch_admission(self, url: str) -> None:
         """Ask the seed to vouch for this node's key, now that it is pinned there."""
-        again = await _exchange(self._gateway, self.seed.url, None)
-        if again.admission is not None:
-            self._gateway.host.register(status=NodeStatus.ONLINE, admission=again.admission)
+        self._take_word(await _exchange(self._gateway, url, None, expected=self.seed.node_id), is_new=True)
+
+    def _take_word(self, grant: Grant, *, is_new: bool = False) -> None:
+        """Put the seed's word for this node's key into its record, if there is none that is as good."""
+        host = self._gateway.host
+        present = (host.room.record("nodes", host.room.node_id) or {}).get("admission", {})
+        is_good = present.get("publicKey") == self._gateway.identity.signing_public
+        if grant.admission is not None and (is_new or not is_good):
+            host.register(status=NodeStatus.ONLINE, admission=grant.admission)
+
+
+def _address_in(room: Room, node_id: str) -> str | None:
+    """Where the room says that a backbone node is; None for others, and for those who were thrown out."""
+    record = room.record("nodes", node_id)
+    if record is None or is_removed(record) or node_id == room.node_id:
+        return None
+    if not room.keys.is_backbone(node_id) or room.keys.is_revoked(node_id):
+        return None
+    endpoint: str | None = record.get("endpointWs")
+    return None if endpoint is None else endpoint.replace("ws", "http", 1).rstrip("/")
 
 
 async def _write(socket: ClientConnection, session: RoomSession, wake: asyncio.Event) -> None:
@@ -206,22 +284,33 @@ async def _write(socket: ClientConnection, session: RoomSession, wake: asyncio.E
             await socket.send(frame)
 
 
-async def _exchange(gateway: Gateway, url: str, token: str | None) -> Grant:
-    """A ticket for an invite, or, without one, for this node's key."""
+async def _exchange(
+    gateway: Gateway, url: str, token: str | None, *, expected: str | None = None, rooms: tuple[str, ...] | None = None
+) -> Grant:
+    """A ticket for an invite, or, without one, for this node's key. `expected` is who must be there."""
     node_id = gateway.settings.node_id
     nonce = gateway.chance.entropy(24).hex()
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_SECONDS) as http:
         challenge = await _post(http, "/ansible/auth/challenge", {"nodeId": node_id}, Challenge)
+        if expected not in (None, challenge.node_id):
+            raise Refusal(Code.NODE_MISMATCH, f"{url} is {challenge.node_id}, not {expected}")
         request = ExchangeRequest(
             node_id=node_id,
             nonce=nonce,
             invite_token=token,
             node_proof=make_proof(gateway.identity, challenge, node_id=node_id, nonce=nonce, invite_token=token),
+            requested_rooms=rooms,
         )
         grant = await _post(http, "/ansible/auth/exchange", request, Grant)
-    known = gateway.store.known_node(grant.node_id)
-    if known is not None and known.signing_public not in (None, grant.signing_public):
+    if grant.node_id != challenge.node_id:
+        raise Refusal(Code.NODE_MISMATCH, f"{url} is {challenge.node_id}, and then {grant.node_id}")
+    known = gateway.host.room.keys.public_key(grant.node_id)
+    if known is not None and to_base64(known) != grant.signing_public:
         raise Refusal(Code.NODE_PROOF_INVALID, f"{url} answers for {grant.node_id} with another key than before")
+    if known is None and expected is not None:
+        raise Refusal(Code.NODE_PROOF_INVALID, f"nobody who is trusted here has vouched for {expected}")
+    if not is_granted_by(grant, grant.signing_public, node_id=node_id, nonce=nonce):
+        raise Refusal(Code.NODE_PROOF_INVALID, f"{url} did not prove that it is {grant.node_id}")
     return grant
 
 

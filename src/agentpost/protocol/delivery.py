@@ -16,11 +16,14 @@ class Delivery(Struct, frozen=True, kw_only=True):
     """What became of one event for one recipient.
 
     `seq` is its latest place in the outbox. `due_at_ms` is when a timer has to look at it again: the next resend
-    while unaccepted, the SLA once accepted, nothing once it ended.
+    while unaccepted, the SLA once accepted, nothing once it ended. `corr_id` and `from_agent_id` are those of the event,
+    so that nobody has to open it to tell whose it is.
     """
 
     event_id: EventId
     to_agent_id: str
+    corr_id: str = ""
+    from_agent_id: str = ""
     to_node_id: str | None = None
     route_decision: str = ""
     seq: int = 0
@@ -35,7 +38,10 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A signal for one delivery, when it came, and what it brought."""
+    """A signal for one delivery, when it came, and what it brought.
+
+    `to_node_id` is set by a resend that goes to another gateway than before, with the decision that led there.
+    """
 
     event_id: EventId
     to_agent_id: str
@@ -44,6 +50,8 @@ class Change(Struct, frozen=True, kw_only=True):
     due_at_ms: int | None = None
     answered_by_event_id: EventId | None = None
     reason: str | None = None
+    to_node_id: str | None = None
+    route_decision: str | None = None
 
 
 def advance(delivery: Delivery, change: Change) -> Delivery:
@@ -56,6 +64,8 @@ def advance(delivery: Delivery, change: Change) -> Delivery:
     return structs.replace(
         delivery,
         state=state,
+        to_node_id=change.to_node_id or delivery.to_node_id,
+        route_decision=change.route_decision or delivery.route_decision,
         attempts=delivery.attempts + (change.signal is DeliverySignal.RESENT),
         # An end needs no timer.
         due_at_ms=None if ended else change.due_at_ms,

@@ -58,18 +58,23 @@ __all__ = [
     "TaskUpdateEvent",
     "Trace",
     "check",
+    "is_engaged_by",
     "is_expired",
     "resend_of",
 ]
 
 
 class Trace(Contract, frozen=True, kw_only=True):
-    """How the event came to be routed as it was; `attempt` counts the sends of the same eventId (ENV-5)."""
+    """How the event came to be routed as it was; `attempt` counts the sends of the same eventId (ENV-5).
+
+    `engaged_by` says which gateway has which recipient, where `toNodes` alone would leave that open.
+    """
 
     attempt: FromOne = written(1)
     route_decision: str | None = None
     routing_policy_version: str = written("")
     capability_policy_version: str = written("")
+    engaged_by: dict[str, str] = {}  # noqa: RUF012 - msgspec gives each Struct a dict of its own
 
 
 class Envelope(Contract, frozen=True, kw_only=True, tag_field="kind"):
@@ -162,6 +167,15 @@ AnyEvent = TypeVar("AnyEvent", bound=Envelope)
 def resend_of(event: AnyEvent) -> AnyEvent:
     """The same event for another try: same id, next attempt (ENV-5), and no place in the outbox yet."""
     return replace(event, seq=0, trace=replace(event.trace, attempt=event.trace.attempt + 1))
+
+
+def is_engaged_by(event: Envelope, *, agent_id: str, node_id: str) -> bool:
+    """Whether this gateway, which the event is for, has to engage this recipient (ROUTE-1).
+
+    Another gateway that the event is for may have the same agent, as its owner or to stand in for it.
+    """
+    engaged_by = event.trace.engaged_by
+    return not engaged_by or engaged_by.get(agent_id) == node_id
 
 
 def is_expired(event: Envelope, *, now_ms: int) -> bool:

@@ -5,6 +5,7 @@ whose `toNodes` name that gateway. A reader gets only its stream, and can still 
 another order or left out: the chain of what it got does not end where the owner says it does.
 """
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Annotated, Final
 
@@ -14,7 +15,7 @@ from msgspec import Meta
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.payloads import Contract, Count, Name
 
-__all__ = ["HEAD_PURPOSE", "OutboxHead", "StreamMark", "decode_head", "encode_head", "next_chain"]
+__all__ = ["HEAD_PURPOSE", "OutboxHead", "StreamMark", "chain_over", "decode_head", "encode_head", "next_chain"]
 
 # The first line of what is signed, so that no signature made for something else passes for this one.
 HEAD_PURPOSE: Final = "agentpost outbox head 1"
@@ -46,6 +47,13 @@ _decoder = msgspec.msgpack.Decoder(OutboxHead)
 def next_chain(chain: bytes, body: bytes) -> bytes:
     """The hash that covers `body` and, through `chain`, everything before it."""
     return sha256(chain + body).digest()
+
+
+def chain_over(chain: bytes, bodies: Iterable[bytes]) -> bytes:
+    """The chain after all of `bodies`, one after the other."""
+    for body in bodies:
+        chain = next_chain(chain, body)
+    return chain
 
 
 def encode_head(head: OutboxHead) -> bytes:

@@ -5,6 +5,9 @@ when the record was written (who owned the agent, who was coordinator) holds for
 past it cannot be judged again by somebody who was away, so a backbone node that answers a sync is believed about it
 (`is_past`): it judged those writes when they were made. It still can neither alter a record nor bring an older one
 back.
+
+A record that is authentic and fails a rule of the second kind may only have crossed with news on another way: a
+revocation, a hand-over, a new key. That is `Crossed`, and not its bringer's fault unless the bringer signed it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +19,15 @@ from agentpost.room.records import Record, is_removed
 from agentpost.room.schema import is_id
 from agentpost.room.table import RecordTable
 
-__all__ = ["Change", "Judge"]
+__all__ = ["Change", "Crossed", "Judge"]
+
+
+class Crossed(Refusal):
+    """An authentic record that does not fit how things stand here, but may have fitted where it comes from."""
+
+    def __init__(self, code: Code, message: str, *, signer: str, field: str | None = None) -> None:
+        super().__init__(code, message, field=field)
+        self.signer = signer
 
 
 class Change(NamedTuple):
@@ -36,24 +47,24 @@ class Judge:
     def check(self, change: Change, *, is_past: bool, is_concurrent: bool) -> None:
         """Refuse a change that its signer may not make. `is_concurrent`: the signer had not seen what stands there."""
         signer: str = change.record["signedBy"]
-        if not is_past and self._keys.is_revoked(signer):
-            raise Refusal(Code.NODE_REVOKED, f"{signer} was revoked; its records are not taken any more")
+        if not is_past and self._keys.is_shut_out(signer):
+            raise Crossed(Code.NODE_REVOKED, f"{signer} was revoked; its records are not taken any more", signer=signer)
         reason = _BY_ITSELF[change.map_name](change, signer)
         if reason is None and change.map_name == "nodes":
-            reason = self._admission(change, is_past)
-        if reason is None and change.map_name == "coordination":
+            reason = self._admission(change)
+        if reason is not None:
+            raise Refusal(Code.WRITE_DENIED, _denial(change, reason), field=change.map_name)
+        if change.map_name == "nodes" and not is_past:
+            reason = self._fresh_admission(change)
+        if change.map_name == "coordination":
             reason = self._coordination(change, signer, may_differ=is_past or is_concurrent)
         if reason is None and not is_past:
             rule = _BY_STATE.get(change.map_name)
             reason = None if rule is None else rule(change, signer, self._table)
         if reason is not None:
-            raise Refusal(
-                Code.WRITE_DENIED,
-                f"{signer} may not write {change.map_name}.{change.key}: {reason}",
-                field=change.map_name,
-            )
+            raise Crossed(Code.WRITE_DENIED, _denial(change, reason), signer=signer, field=change.map_name)
 
-    def _admission(self, change: Change, is_past: bool) -> str | None:
+    def _admission(self, change: Change) -> str | None:
         admission = change.record.get("admission")
         if admission is None:
             return None
@@ -61,9 +72,16 @@ class Judge:
             return "its tier is not the one that it was admitted with"
         if admission["publicKey"] != change.record.get("publicKey"):
             return "its key is not the one that it was admitted with"
-        is_new = change.previous is None or change.previous.get("admission") != admission
-        if is_new and not is_past and self._keys.is_revoked(admission["by"]):
+        return None
+
+    def _fresh_admission(self, change: Change) -> str | None:
+        admission = change.record.get("admission")
+        if admission is None or (change.previous is not None and change.previous.get("admission") == admission):
+            return None
+        if self._keys.is_revoked(admission["by"]):
             return f"{admission['by']}, which admitted it, was revoked"
+        if not self._keys.is_vouched_now(change.key, admission):
+            return f"{admission['by']} has another key than the one that admitted it"
         return None
 
     def _coordination(self, change: Change, signer: str, *, may_differ: bool) -> str | None:
@@ -80,11 +98,17 @@ class Judge:
             return "a node neither revokes nor readmits itself" if rest == signer else None
         present = change.previous if key == "coordinator" else self._table.get("coordination", "coordinator")
         coordinator = None if present is None or is_removed(present) else present["value"]
-        if coordinator in (None, signer) or may_differ:
+        if coordinator is None or may_differ:
             return None
-        if key == "coordinator" and change.record.get("confirmLastResort") is True:
-            return None
-        return f"{coordinator} is the coordinator"
+        if key == "coordinator" and change.record.get("value") not in (None, coordinator):
+            # OPS-4: also for the coordinator itself, which may hand over but not by mistake.
+            is_meant = change.record.get("confirmLastResort") is True
+            return None if is_meant else f"{coordinator} is the coordinator; changing that takes confirmLastResort"
+        return None if coordinator == signer else f"{coordinator} is the coordinator"
+
+
+def _denial(change: Change, reason: str) -> str:
+    return f"{change.record['signedBy']} may not write {change.map_name}.{change.key}: {reason}"
 
 
 Rule = Callable[[Change, str], str | None]

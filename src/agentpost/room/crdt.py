@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from pycrdt import Doc, Map, MapEvent, TransactionEvent, merge_updates
+from pycrdt import Doc, Map, MapEvent, Subscription, TransactionEvent, merge_updates
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.room.schema import MAPS
@@ -38,28 +38,51 @@ class Applied(NamedTuple):
     relay: bytes
 
 
+class _Notes:
+    """What the observers of a copy saw. They know these notes and not the copy, see `Replica`."""
+
+    def __init__(self) -> None:
+        self.touched: list[Touched] = []
+        self.relay = b""
+
+    def on_map(self, map_name: str, event: MapEvent) -> None:
+        for key, change in event.keys.items():  # pyright: ignore[reportAttributeAccessIssue] - a slot, set at run time
+            self.touched.append(Touched(map_name, key, change.get("newValue")))
+
+    def on_update(self, event: TransactionEvent) -> None:
+        self.relay = event.update
+
+
 class Replica:
-    """Used by one thread. One that is not watched merges faster, and does not say what an update did."""
+    """Used by one thread. One that is not watched merges faster, and does not say what an update did.
+
+    In the library a document holds its observers, and they hold it: a circle that Python's collector does not see. So
+    they are taken off when the last one who knows the copy lets it go, or every copy would stay in memory for ever.
+    """
 
     def __init__(self, content: bytes | None = None, *, is_watched: bool = True) -> None:
+        self._subscriptions: list[Subscription] = []
         self._doc = Doc()
-        self._touched: list[Touched] = []
-        self._relay = b""
+        self._notes = _Notes()
         self._maps: dict[str, Map] = {}
-        # pycrdt holds on to the subscriptions.
         for name in MAPS:
             self._maps[name] = self._doc.get(name, type=Map)
             if is_watched:
-                self._maps[name].observe(partial(self._note, name))
+                self._subscriptions.append(self._maps[name].observe(partial(self._notes.on_map, name)))
         if is_watched:
-            self._doc.observe(self._note_update)
+            self._subscriptions.append(self._doc.observe(self._notes.on_update))
         if content is not None:
             self.apply(content)
 
+    def __del__(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.drop()
+
     def apply(self, update: bytes) -> Applied:
-        self._touched, self._relay = [], b""
+        notes = self._notes
+        notes.touched, notes.relay = [], b""
         _guarded(lambda: self._doc.apply_update(update))
-        return Applied(self._touched, self._relay)
+        return Applied(notes.touched, notes.relay)
 
     def state(self) -> bytes:
         return _guarded(self._doc.get_state)
@@ -76,13 +99,6 @@ class Replica:
     def values(self, map_name: str) -> dict[str, Any]:
         """The visible values of a map, verified or not."""
         return _guarded(lambda: self._maps[map_name].to_py()) or {}
-
-    def _note(self, map_name: str, event: MapEvent) -> None:
-        for key, change in event.keys.items():  # pyright: ignore[reportAttributeAccessIssue] - a slot, set at run time
-            self._touched.append(Touched(map_name, key, change.get("newValue")))
-
-    def _note_update(self, event: TransactionEvent) -> None:
-        self._relay = event.update
 
 
 def merged(updates: list[bytes]) -> bytes:

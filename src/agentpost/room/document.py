@@ -8,6 +8,7 @@ So a key that is written again and again (`MapRules.is_hot`) has a client id of 
 space. The ids are new with every start, so that a gateway that lost the end of its log never uses a place twice.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
@@ -17,9 +18,9 @@ from msgspec import Struct
 
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.snapshot import NodeTier, RoomSnapshot
-from agentpost.room.authority import Change
-from agentpost.room.crdt import Replica
-from agentpost.room.guard import MAX_UPDATE_BYTES, Checked, RoomGuard, client_tag
+from agentpost.room.authority import Change, Crossed
+from agentpost.room.crdt import Replica, Touched
+from agentpost.room.guard import MAX_UPDATE_BYTES, RELAY_TAG, Checked, RoomGuard, client_tag, in_order
 from agentpost.room.keys import RoomKeyBook
 from agentpost.room.presence import Presence
 from agentpost.room.records import REMOVED, Record, sign_record, verify_record
@@ -33,6 +34,7 @@ __all__ = ["Ignored", "Listener", "Room"]
 
 Listener = Callable[[bytes, str], None]
 _SIGNATURE: Final = ("signedBy", "rev", "sig")
+_MOST_ROUNDS: Final = 16
 
 
 class Ignored(Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ class Room:
         self._clock = clock
         self._chance = chance
         self._table = RecordTable()
-        self.keys = RoomKeyBook(self._table, pinned=pinned or {}, backbone=backbone)
+        self.keys = RoomKeyBook(self._table, own=node_id, pinned=pinned or {}, backbone=backbone)
         public_key = signing.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.keys.pin(node_id, public_key, is_backbone=tier is NodeTier.BACKBONE)
         self.presence = presence or Presence(clock)
@@ -94,6 +96,10 @@ class Room:
         """What somebody with this state has not seen; the whole document, without one."""
         return self._document.update_since(state)
 
+    def has_seen(self, clocks: Mapping[int, int]) -> bool:
+        """Whether so many clocks of each of these clients are here."""
+        return all(clock <= self._guard.next_clock(client) for client, clock in clocks.items())
+
     # Writing
 
     def write(self, map_name: str, key: str, fields: Mapping[str, Any]) -> bool:
@@ -102,11 +108,7 @@ class Room:
         record = {name: value for name, value in fields.items() if value is not None and name not in _SIGNATURE}
         if present is not None and present["signedBy"] == self.node_id and _fields_of(present) == record:
             return False
-        # The time of day, so that a node that lost its disk does not begin below what others know of it.
-        record["rev"] = max(self._clock.now_ms(), 1 if present is None else present["rev"] + 1)
-        record["signedBy"] = self.node_id
-        signed = check_record(map_name, key, sign_record(map_name, key, record, self._signing))
-        self._put(map_name, key, signed, self._client_for(map_name, key))
+        self._write(map_name, key, record, 0 if present is None else present["rev"])
         return True
 
     def remove(self, map_name: str, key: str) -> bool:
@@ -124,10 +126,34 @@ class Room:
         self._merge(checked, peer)
         for change in checked.restore:
             # Yjs has picked the older of two writes that did not know of each other. The owner's signature is in the
-            # record, so whoever may bring it can put it back.
-            if change.record["signedBy"] == self.node_id or self.keys.is_backbone(self.node_id):
-                self._put(change.map_name, change.key, change.record, self._loose_client())
+            # record, so whoever has it can put it back. An edge node leaves that to the seeds, which see the same, but
+            # not in the answer to a sync: then it may be the only one who knows better.
+            if is_sync or change.record["signedBy"] == self.node_id or self.keys.is_backbone(self.node_id):
+                with contextlib.suppress(Crossed):
+                    self._put(change.map_name, change.key, change.record, self._relay_client(), is_sync=is_sync)
         return checked.changes
+
+    def adopt(self, touched: Iterable[Touched], *, peer: str, is_past: bool) -> None:
+        """Write anew what a peer knows of others, where it is authentic, newer than what is here, and allowed.
+
+        What may be true but cannot be judged here is passed over: whoever could judge it will bring it. A refusal means
+        that the peer forged a record, or wrote one that it may not.
+        """
+        waiting = in_order(touched)
+        # A node may be vouched for by another that comes later.
+        for _ in range(_MOST_ROUNDS):
+            left = [each for each in waiting if not self._adopt(*each, peer=peer, is_past=is_past)]
+            if not left or len(left) == len(waiting):
+                return
+            waiting = left
+
+    def sign_anew(self) -> None:
+        """Sign this node's own records with the key that it has now, where another of its keys signed them."""
+        public_key = self._signing.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        own = [(name, key, each) for name, key, each in self._table if each["signedBy"] == self.node_id]
+        for map_name, key, record in own:
+            if not verify_record(map_name, key, record, public_key):
+                self._write(map_name, key, _fields_of(record), record["rev"])
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Be told of every merged update and of who brought it. Gives the function that ends it."""
@@ -180,15 +206,50 @@ class Room:
                     # The admissions have to be there before anybody's key can be looked up.
                     self._table.put(map_name, key, record)
         for map_name, key, record in records:
-            public_key = self.keys.public_key(record["signedBy"])
-            if public_key is None or not verify_record(map_name, key, record, public_key):
+            if not self._is_authentic(map_name, key, record):
                 ignored.append(Ignored(where=f"{map_name}.{key[:80]}", reason=f"{record['signedBy']} did not sign it"))
                 self._table.put(map_name, key, None)
             else:
                 self._table.put(map_name, key, record)
         return ignored
 
-    def _put(self, map_name: str, key: str, record: Record, client: int) -> None:
+    def _is_authentic(self, map_name: str, key: str, record: Record) -> bool:
+        signer = record["signedBy"]
+        keys = (self.keys.public_key(signer), *self.keys.former_keys(signer))
+        return any(key_ is not None and verify_record(map_name, key, record, key_) for key_ in keys)
+
+    def _adopt(self, map_name: str, key: str, record: Record, *, peer: str, is_past: bool) -> bool:
+        """Whether there is nothing more to do for this record."""
+        present = self._table.get(map_name, key)
+        if present is not None and record["rev"] <= present["rev"]:
+            self._take_back_admission(map_name, key, record)
+            return True
+        try:
+            self._guard.judge(map_name, key, record, is_past=is_past)
+        except Crossed as crossed:
+            if crossed.signer == peer:
+                raise
+            return False
+        self._put(map_name, key, record, self._relay_client(), is_sync=is_past)
+        return True
+
+    def _take_back_admission(self, map_name: str, key: str, record: Record) -> None:
+        """A node that lost its room finds the word for its key in what others kept of its own record."""
+        present = self._table.get(map_name, key) or {}
+        if (map_name, key) != ("nodes", self.node_id) or "admission" in present or "admission" not in record:
+            return
+        own = {name: value for name, value in present.items() if name not in _SIGNATURE}
+        public_key = present.get("publicKey")
+        if public_key is not None and record["admission"]["publicKey"] == public_key:
+            self.write(map_name, key, own | {"admission": record["admission"]})
+
+    def _write(self, map_name: str, key: str, fields: Record, after_rev: int) -> None:
+        # The time of day, so that a node that lost its disk does not begin below what others know of it.
+        record = fields | {"rev": max(self._clock.now_ms(), after_rev + 1), "signedBy": self.node_id}
+        signed = check_record(map_name, key, sign_record(map_name, key, record, self._signing))
+        self._put(map_name, key, signed, self._client_for(map_name, key))
+
+    def _put(self, map_name: str, key: str, record: Record, client: int, *, is_sync: bool = False) -> None:
         update = encode_write(
             ItemId(client, self._guard.next_clock(client)),
             root=map_name,
@@ -197,7 +258,7 @@ class Room:
             value=record,
         )
         # What this node writes passes the same guard: what others would refuse never leaves.
-        self._merge(self._guard.check(update, peer=self.node_id), self.node_id)
+        self._merge(self._guard.check(update, peer=self.node_id, is_sync=is_sync), self.node_id)
 
     def _merge(self, checked: Checked, origin: str) -> None:
         if not checked.relay:
@@ -217,9 +278,9 @@ class Room:
     def _new_client(self) -> int:
         return client_tag(self.node_id) << 32 | int.from_bytes(self._chance.entropy(4), "big")
 
-    def _loose_client(self) -> int:
-        """An id that carries another node's record, once."""
-        return int.from_bytes(self._chance.entropy(4), "big")
+    def _relay_client(self) -> int:
+        """An id that carries a record of anybody, once."""
+        return RELAY_TAG << 32 | int.from_bytes(self._chance.entropy(4), "big")
 
     def _new_guard(self) -> RoomGuard:
         return RoomGuard(self._table, self.keys, content=lambda: self._document.update_since())

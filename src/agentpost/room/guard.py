@@ -12,15 +12,19 @@ Two writers who do not know of each other yet may write one key at the same time
 rule, which may be the older one. That is no attack: the update is taken, the record with the higher `rev` stays the
 one that counts, and the caller is told to write it again (`Checked.restore`). A *successor* of a record with a lower
 `rev` is a replay, and refused.
+
+The structs of others are taken from backbone nodes only: a struct that is gone shows no signature, so whoever may bring
+them can take the next clock of any node and silence it. An edge node that knows more than this side brings them all the
+same when it answers a sync; `ForeignStructs` says so, and `relay` takes the records instead.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.room.authority import Change, Judge
+from agentpost.room.authority import Change, Crossed, Judge
 from agentpost.room.crdt import Applied, Replica, Touched
 from agentpost.room.keys import KeyBook
 from agentpost.room.records import Record, canonical, is_removed, verify_bytes
@@ -28,7 +32,7 @@ from agentpost.room.schema import MAPS, check_record, is_id
 from agentpost.room.table import RecordTable
 from agentpost.room.wire import EMPTY_UPDATE, Item, ItemId, Update, read_update
 
-__all__ = ["MAX_UPDATE_BYTES", "Checked", "RoomGuard", "client_tag"]
+__all__ = ["MAX_UPDATE_BYTES", "RELAY_TAG", "Checked", "ForeignStructs", "RoomGuard", "client_tag", "in_order"]
 
 MAX_UPDATE_BYTES: Final = 256 * 1024
 _RANK: Final = {name: rank for rank, name in enumerate(MAPS)}
@@ -46,10 +50,21 @@ class Checked(NamedTuple):
 _NOTHING: Final = Checked([], b"", [])
 
 
+class ForeignStructs(Refusal):
+    """An edge node brings what others wrote. In the answer to a sync that only says that it has seen more."""
+
+
+# The upper 21 bits of client ids that carry one record each, of whomever. They are the highest there are, and of two
+# values that follow the same one Yjs shows that of the higher client: so a record that was written anew is seen also by
+# those who have the struct in which it was written first.
+RELAY_TAG: Final = 2**21 - 1
+
+
 @lru_cache(maxsize=4096)
 def client_tag(node_id: str) -> int:
     """The upper 21 bits of the Yjs client ids that only this node may use, so that nobody can take its next clock."""
-    return int.from_bytes(hashlib.sha256(node_id.encode()).digest()[:4], "big") >> 11 | 1
+    tag = int.from_bytes(hashlib.sha256(node_id.encode()).digest()[:4], "big") >> 11 | 1
+    return tag if tag != RELAY_TAG else 1
 
 
 class RoomGuard:
@@ -71,7 +86,7 @@ class RoomGuard:
 
         The caller has to merge what this returns. A refusal changes nothing.
         """
-        if self._keys.is_revoked(peer):
+        if self._keys.is_shut_out(peer):
             raise Refusal(Code.NODE_REVOKED, f"{peer} was revoked")
         if len(update) > max_bytes:
             raise Refusal(
@@ -99,6 +114,21 @@ class RoomGuard:
         self._clocks.update(ends)
         self._writers.update(writers)
         return checked
+
+    def judge(self, map_name: str, key: str, record: Record, *, is_past: bool) -> None:
+        """Refuse a record that `check` would refuse whoever brings it. Costs nothing but the judging."""
+        present = self._table.get(map_name, key)
+        # Its own admission may be the one that says which key it has.
+        is_node = map_name == "nodes"
+        if is_node:
+            self._table.put(map_name, key, record)
+        try:
+            self._verify(map_name, key, record, is_past=is_past)
+            change = Change(map_name, key, record, None if is_removed(present) else present)
+            self._judge.check(change, is_past=is_past, is_concurrent=False)
+        finally:
+            if is_node:
+                self._table.put(map_name, key, present)
 
     def next_clock(self, client: int) -> int:
         return self._clocks.get(client, 0)
@@ -161,24 +191,31 @@ class RoomGuard:
         writers: dict[int, str] = {}
         if is_edge:
             for client, _, end in parsed.spans:
-                if end > self._clocks.get(client, 0):
-                    self._check_client(client, peer, writers)
+                if end > self._clocks.get(client, 0) and client >> 32 != RELAY_TAG:
+                    self._check_client(client, peer, writers, kind=ForeignStructs)
+        for client, _, end in parsed.spans:
+            if client >> 32 == RELAY_TAG and end > 1:
+                raise Refusal(Code.WRITE_DENIED, f"the client id {client} carries one record, and no more")
         for item in fresh:
             signer = item.value.get("signedBy")
             if not isinstance(signer, str) or not is_id(signer):
                 raise Refusal(Code.WRITE_DENIED, "a record does not say who signed it", field="signedBy")
+            if item.id.client >> 32 == RELAY_TAG:
+                continue
             if is_edge and signer != peer:
-                raise Refusal(Code.WRITE_DENIED, f"{peer} is an edge node and brings a record of {signer}")
+                raise ForeignStructs(Code.WRITE_DENIED, f"{peer} is an edge node and brings a record of {signer}")
             self._check_client(item.id.client, signer, writers)
         return writers
 
-    def _check_client(self, client: int, writer: str, writers: dict[int, str]) -> None:
+    def _check_client(
+        self, client: int, writer: str, writers: dict[int, str], *, kind: type[Refusal] = Refusal
+    ) -> None:
         if client >> 32 == client_tag(writer):
             return
         # Whose tag it has, or else who used it first: foreign Yjs clients draw their ids by chance.
         owner = self._owner_of_tag(client >> 32) or self._writers.get(client) or writers.setdefault(client, writer)
         if owner != writer:
-            raise Refusal(Code.WRITE_DENIED, f"the client id {client} belongs to {owner}, not to {writer}")
+            raise kind(Code.WRITE_DENIED, f"the client id {client} belongs to {owner}, not to {writer}")
 
     def _owner_of_tag(self, tag: int) -> str | None:
         version = self._table.version("nodes")
@@ -200,8 +237,8 @@ class RoomGuard:
         self, applied: Applied, fresh: list[Item], undo: list[tuple[str, str, Record | None]], *, is_past: bool
     ) -> Checked:
         items = {item.value.get("sig"): item for item in fresh}
-        touched = sorted(applied.touched, key=lambda each: (_RANK[each.map_name], each.key != "coordinator"))
-        records = [_form(each) for each in touched]
+        touched = in_order(applied.touched)
+        records = [each.value for each in touched]
         before = [self._table.get(each.map_name, each.key) for each in touched]
 
         def put(map_name: str, key: str, record: Record) -> None:
@@ -223,7 +260,7 @@ class RoomGuard:
             places.append((map_name, key, item.id))
             if record == old:
                 continue
-            self._verify(map_name, key, record)
+            self._verify(map_name, key, record, is_past=is_past)
             is_concurrent = old is not None and item.origin != self._table.item(map_name, key)
             if old is not None and record["rev"] <= old["rev"]:
                 if not is_concurrent:
@@ -244,19 +281,31 @@ class RoomGuard:
             self._table.put_item(map_name, key, item_id)
         return Checked(changes, applied.relay, restore)
 
-    def _verify(self, map_name: str, key: str, record: Record) -> None:
+    def _verify(self, map_name: str, key: str, record: Record, *, is_past: bool) -> None:
         signer = record["signedBy"]
         public_key = self._keys.public_key(signer)
         if public_key is None:
-            raise Refusal(Code.WRITE_DENIED, f"nobody who is trusted here has admitted {signer}", field="signedBy")
-        unsigned = {name: value for name, value in record.items() if name != "sig"}
-        if not verify_bytes(public_key, record["sig"], canonical([map_name, key, unsigned])):
+            reason = f"nobody who is trusted here has admitted {signer}"
+            raise Crossed(Code.WRITE_DENIED, reason, signer=signer, field="signedBy")
+        message = canonical([map_name, key, {name: value for name, value in record.items() if name != "sig"}])
+        if verify_bytes(public_key, record["sig"], message):
+            return
+        if not any(verify_bytes(former, record["sig"], message) for former in self._keys.former_keys(signer)):
             raise Refusal(Code.WRITE_DENIED, f"{map_name}.{key} is not what {signer} signed", field="sig")
+        if not is_past:
+            reason = f"{signer} has another key than the one that signed {map_name}.{key}"
+            raise Crossed(Code.WRITE_DENIED, reason, signer=signer, field="sig")
 
     def _check_count(self, map_name: str, signer: str) -> None:
         most = MAPS[map_name].keys_per_node
         if self._table.held_by(map_name, signer) > most:
             raise Refusal(Code.TOO_LARGE, f"{signer} has more than {most} records in {map_name}", hint="Remove some.")
+
+
+def in_order(touched: Iterable[Touched]) -> list[Touched]:
+    """Changed keys with their records in plain form, in the order of judging; a refusal if one is none."""
+    ranked = sorted(touched, key=lambda each: (_RANK[each.map_name], each.key != "coordinator"))
+    return [Touched(each.map_name, each.key, _form(each)) for each in ranked]
 
 
 def _form(touched: Touched) -> Record:

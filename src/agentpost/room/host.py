@@ -5,19 +5,23 @@ Knows nothing of sockets: the edges open sessions on `hub` and carry their frame
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
 from agentpost.room.awareness import Awareness
+from agentpost.room.copies import publish_cursors, publish_invites
 from agentpost.room.document import Room
 from agentpost.room.journal import RoomJournal
 from agentpost.room.keys import make_admission
-from agentpost.room.records import from_base64
+from agentpost.room.records import from_base64, is_removed, to_base64
 from agentpost.room.sync import RoomHub
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
-from agentpost.store.values import KnownNode
+from agentpost.store.values import Cursor, Invite, KnownNode
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
@@ -28,14 +32,17 @@ _log = logging.getLogger(__name__)
 PROTOCOL_VERSION: Final = "1.0"
 _BEAT_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 5.0
+_MOST_FORMER_KEYS: Final = 16
 
 
 class RoomHost:
     """Owns the room, its journal and its heartbeat. `start` it once, `stop` it once."""
 
     def __init__(self, store: Store, identity: Identity, *, tier: NodeTier, clock: Clock, chance: Chance) -> None:
+        self._store = store
         self._identity = identity
         self._tier = tier
+        self._endpoint: str | None = None
         self._clock = clock
         known = [node for node in store.known_nodes() if node.signing_public and node.revoked_at_ms is None]
         self.room = Room(
@@ -78,10 +85,48 @@ class RoomHost:
             "protocolVersion": PROTOCOL_VERSION,
             "publicKey": self._identity.signing_public,
             "sealingKey": self._identity.sealing_public,
+            "endpointWs": self._endpoint or present.get("endpointWs"),
             "outbox": f"pipe:{self.room.node_id}:out",
             "admission": admission or present.get("admission"),
         }
         self.room.write("nodes", self.room.node_id, said)
+
+    def announce(self, url: str) -> None:
+        """Tell the room where this node can be reached, so that others find it when their seeds are gone."""
+        self._endpoint = url.replace("http", "ws", 1)
+        self.register(status=NodeStatus.ONLINE)
+
+    def known_node(self, node_id: str) -> KnownNode | None:
+        """A node as this gateway knows it: from its own joins, or by the word of other backbone nodes in the room."""
+        stored = self._store.known_node(node_id)
+        if self._tier is not NodeTier.BACKBONE or node_id == self.room.node_id:
+            return stored
+        revocation = self.room.record("coordination", f"revoked:{node_id}")
+        if stored is not None and stored.revoked_at_ms is not None:
+            if revocation is None or not is_removed(revocation) or revocation["rev"] < stored.revoked_at_ms:
+                return stored
+            # Revoked here and let in again elsewhere, later.
+            stored = None
+        key = self.room.keys.public_key(node_id)
+        if stored is None or (key is not None and stored.signing_public not in (None, to_base64(key))):
+            stored = self._vouched(node_id, key) or stored
+        if stored is not None and revocation is not None and not is_removed(revocation):
+            return replace(stored, revoked_at_ms=revocation["rev"])
+        return stored
+
+    def _vouched(self, node_id: str, key: bytes | None) -> KnownNode | None:
+        record = self.room.record("nodes", node_id) or {}
+        admission = record.get("admission")
+        if key is None or admission is None or is_removed(record):
+            return None
+        return KnownNode(
+            node_id=node_id,
+            signing_public=to_base64(key),
+            sealing_public=record.get("sealingKey"),
+            tier=NodeTier(admission["tier"]),
+            admitted_by=admission["by"],
+            pinned_at_ms=admission["at"] if isinstance(admission["at"], int) else 0,
+        )
 
     def pin(self, node: KnownNode) -> None:
         """Trust the key that a node proved here."""
@@ -100,6 +145,7 @@ class RoomHost:
             public_key=from_base64(node.signing_public),
             tier=node.tier,
             at_ms=node.pinned_at_ms,
+            replaces=self._former_keys(node),
         )
 
     def revoke(self, node_id: str) -> None:
@@ -107,12 +153,31 @@ class RoomHost:
         if self._tier is NodeTier.BACKBONE:
             self.room.write("coordination", f"revoked:{node_id}", {"at": self._clock.now_ms()})
 
+    def readmit(self, node_id: str) -> None:
+        """Withdraw a revocation: the node was invited again."""
+        if self._tier is NodeTier.BACKBONE and self.room.keys.is_revoked(node_id):
+            self.room.remove("coordination", f"revoked:{node_id}")
+
+    def publish_cursors(self, cursors: Iterable[Cursor], *, statuses: Mapping[str, str] | None = None) -> int:
+        """Copy this node's cursors to the room, those that changed; see `copies`. Call it now and then, not always."""
+        return publish_cursors(self.room, cursors, now_ms=self._clock.now_ms(), statuses=statuses)
+
+    def publish_invites(self, invites: Iterable[Invite]) -> int:
+        """Show this node's open invites in the room, and what became of those that were shown."""
+        return publish_invites(self.room, invites, now_ms=self._clock.now_ms())
+
     async def stop(self) -> None:
         """Say goodbye, and leave nothing that is not on the disk."""
         self.register(status=NodeStatus.OFFLINE)
         self.hub.farewell()
         await self._tasks.close()
         await self._journal.flush()
+
+    def _former_keys(self, node: KnownNode) -> list[str]:
+        """The keys that the room has known the node by, without the one it has now."""
+        record = self.room.record("nodes", node.node_id) or {}
+        known = [record.get("publicKey"), *record.get("admission", {}).get("replaces", ())]
+        return [key for key in known if key not in (None, node.signing_public)][:_MOST_FORMER_KEYS]
 
     async def _beat(self) -> None:
         while True:

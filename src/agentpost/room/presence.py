@@ -34,12 +34,15 @@ class Presence:
         self._offline_after_ms = offline_after_ms
         self._heard: dict[str, tuple[int, int]] = {}
         self._told: dict[str, NodeStatus] = {}
+        self._seen: dict[str, int] = {}
         # Grows with every heartbeat and every farewell.
         self.version = 0
 
     def heard(self, node_id: str) -> None:
         """A heartbeat of this node has arrived, or been made here."""
-        self._heard[node_id] = (self._clock.now_ms(), self._clock.monotonic_ms())
+        now_ms = self._clock.now_ms()
+        self._heard[node_id] = (now_ms, self._clock.monotonic_ms())
+        self._seen[node_id] = now_ms
         self.version += 1
 
     def left(self, node_id: str) -> None:
@@ -50,6 +53,10 @@ class Presence:
     def last_heard_ms(self) -> Mapping[str, int]:
         """When each node was heard last, in epoch ms of this clock."""
         return {node_id: at_ms for node_id, (at_ms, _) in self._heard.items()}
+
+    def last_seen_ms(self, node_id: str) -> int | None:
+        """When the node was here last, also if it has left since; None if it was not since the start."""
+        return self._seen.get(node_id)
 
     def status_of(self, node_id: str) -> NodeStatus:
         heard = self._heard.get(node_id)

@@ -73,6 +73,8 @@ class Admission(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknow
     public_key: Key
     tier: NodeTier
     at: Moment
+    # The keys that the node had before, the latest first. Only an operator's explicit act puts one here.
+    replaces: Annotated[tuple[Key, ...], Meta(max_length=16)] = ()
     sig: Signature
 
 
@@ -144,6 +146,7 @@ class InviteEntry(Signed, frozen=True, kw_only=True, rename="camel"):
     used_at: Moment | None = None
     used_by: Id | None = None
     revoked_at: Moment | None = None
+    status: Literal["open", "used", "withdrawn", "expired"] | None = None
 
 
 class DeliveryEntry(Signed, frozen=True, kw_only=True, rename="camel"):
@@ -170,13 +173,17 @@ class Setting(Signed, frozen=True, kw_only=True, rename="camel"):
     """One value of `coordination`: a word or a number, never a sentence."""
 
     value: Word | Count | bool
-    # OPS-4: a backbone node that says so may take over from a coordinator that is gone.
+    # OPS-4: whoever makes another node the coordinator says so.
     confirm_last_resort: bool = False
 
 
+class Sweep(Signed, frozen=True, kw_only=True, rename="camel"):
+    value: Seconds
+
+
 class Preference(Signed, frozen=True, kw_only=True, rename="camel"):
-    coordinator: Id | None = None
-    sweep_every_seconds: Seconds | None = None
+    desired_coordinator: Id | None = None
+    desired_sweep_every_seconds: Seconds | None = None
     updated_at: Moment | None = None
 
 
@@ -228,7 +235,8 @@ def _rules(key: str, kind: type[Signed], *, keys_per_node: int, is_hot: bool = F
 
 
 _COORDINATION: Final[tuple[tuple[re.Pattern[str], type[Signed]], ...]] = (
-    (re.compile(r"coordinator|sweepEverySeconds|retention:[A-Za-z]{1,64}"), Setting),
+    (re.compile(r"coordinator|retention:[A-Za-z]{1,64}"), Setting),
+    (re.compile(r"sweepEverySeconds"), Sweep),
     (re.compile(r"delegationPolicy(Version|Checksum|UpdatedAt|UpdatedBy)"), Setting),
     (re.compile(rf"delegationAck:{_ID}:(version|checksum|at)"), Setting),
     (re.compile(rf"pref:{_ID}"), Preference),

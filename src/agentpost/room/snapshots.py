@@ -17,7 +17,7 @@ from agentpost.protocol.snapshot import (
 )
 from agentpost.room.keys import KeyBook
 from agentpost.room.presence import Presence
-from agentpost.room.records import is_removed
+from agentpost.room.records import Record, is_removed
 from agentpost.room.table import RecordTable
 
 __all__ = ["SnapshotMaker"]
@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 
 class SnapshotMaker:
-    """Removed records and revoked nodes are not in a snapshot; heartbeats come from presence, not from the document."""
+    """Removed records and revoked nodes are not in a snapshot; heartbeats come from presence, not from the document.
+
+    What a revoked node signed after its revocation is not in it either, whatever way it came: a seed that did not know
+    of the revocation may have taken it, and all have to end with the same room.
+    """
 
     def __init__(self, table: RecordTable, keys: KeyBook, presence: Presence) -> None:
         self._table = table
@@ -61,9 +65,13 @@ class SnapshotMaker:
     def _section(self, map_name: str, kind: type[T]) -> dict[str, T]:
         def make() -> dict[str, T]:
             records = self._table.all(map_name)
-            return {key: msgspec.convert(each, kind) for key, each in records.items() if not is_removed(each)}
+            return {
+                key: msgspec.convert(each, kind)
+                for key, each in records.items()
+                if not is_removed(each) and not self._is_too_late(each)
+            }
 
-        return self._kept(map_name, (self._table.version(map_name),), make)
+        return self._kept(map_name, self._versions(map_name), make)
 
     def _policy(self, prefix: str, *map_names: str) -> str:
         """ROUTE-9: the same records give the same version, on every node."""
@@ -72,10 +80,20 @@ class SnapshotMaker:
             digest = hashlib.sha256()
             for name in map_names:
                 for key, record in sorted(self._table.all(name).items()):
+                    if self._is_too_late(record):
+                        continue
                     digest.update(f"{name}/{key}/{record['rev']}/{record['sig']}\n".encode())
             return prefix + digest.hexdigest()[:16]
 
-        return self._kept(prefix, tuple(self._table.version(name) for name in map_names), make)
+        return self._kept(prefix, self._versions(*map_names), make)
+
+    def _is_too_late(self, record: Record) -> bool:
+        revocation = self._table.get("coordination", f"revoked:{record['signedBy']}")
+        return revocation is not None and not is_removed(revocation) and record["rev"] > revocation["rev"]
+
+    def _versions(self, *map_names: str) -> tuple[int, ...]:
+        """What is made of these maps depends on them and on the revocations."""
+        return tuple(self._table.version(name) for name in (*map_names, "coordination"))
 
     def _kept(self, name: str, versions: tuple[int, ...], make: Callable[[], T]) -> T:
         kept = self._made.get(name)

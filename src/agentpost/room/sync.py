@@ -3,15 +3,21 @@
 A session exists for a peer whose ticket was already accepted; nothing is ever sent to anybody else. What a peer
 brings, as an update or as the second step of a sync, passes the guard of the room. A frame that does not ends the
 session: `receive` raises the refusal, `RoomSession.audit` has the entry to record, and the edge closes with 1008.
+
+Two things are no fault of an honest peer. A backbone node may pass on what crossed with news on another way: the update
+is dropped and the peer asked again, for the answer to a sync is judged as the past. A node that knows more than a seed
+that was away answers with what others wrote: its records are taken by a `Relay`.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.room.authority import Crossed
 from agentpost.room.awareness import Awareness, Entry, decode_awareness, encode_awareness
 from agentpost.room.document import Room
-from agentpost.room.guard import MAX_UPDATE_BYTES
+from agentpost.room.guard import MAX_UPDATE_BYTES, ForeignStructs
+from agentpost.room.relay import MAX_RELAY_BYTES, Relay
 from agentpost.room.schema import ROOM_NAME, check_id
 from agentpost.room.wire import Reader, var_uint
 from agentpost.store.values import AuditEntry
@@ -22,9 +28,8 @@ __all__ = ["MAX_FRAME_BYTES", "RoomHub", "RoomSession", "awareness_frame", "step
 _SYNC, _AWARENESS, _QUERY_AWARENESS = 0, 1, 3
 _STEP_1, _STEP_2, _UPDATE = 0, 1, 2
 
-# A whole room has to fit into the answer of a backbone node; an edge node has only its own records to tell.
+# A whole room has to fit into an answer.
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-_MAX_EDGE_SYNC_BYTES: Final = 1024 * 1024
 _MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 _MAX_WAITING_BYTES: Final = 2 * MAX_UPDATE_BYTES
 _MAX_WAITING: Final = 64
@@ -126,6 +131,8 @@ class RoomSession:
         self._queued_bytes = 0
         self._must_resync = False
         self._waiting: list[tuple[bytes, bool]] = []
+        # While the peer is ahead of this room and may not bring what others wrote.
+        self._relay: Relay | None = None
         # Whether the peer has asked for the room: until then its answer will hold what is merged meanwhile.
         self._is_told = False
         self._closed = False
@@ -158,6 +165,7 @@ class RoomSession:
         """The connection is gone."""
         if not self._closed:
             self._closed = True
+            self._end_relay()
             self._hub.drop(self)
 
     def queue_update(self, frame: bytes) -> None:
@@ -174,6 +182,8 @@ class RoomSession:
 
     def retry(self) -> bool:
         """Whether something that waited could be merged now."""
+        if self._relay is not None and self._relay.is_covered():
+            self._end_relay()
         waiting, self._waiting = self._waiting, []
         merged = False
         for update, is_sync in waiting:
@@ -216,12 +226,27 @@ class RoomSession:
         room = self._hub.room
         # An empty room cannot know yet who is backbone; the answer that tells it must not be too large for it.
         is_large = room.keys.is_backbone(self.peer) or not room.records("nodes")
-        return MAX_FRAME_BYTES if is_large else _MAX_EDGE_SYNC_BYTES
+        return MAX_FRAME_BYTES if is_large else MAX_RELAY_BYTES
 
     def _merge(self, update: bytes, *, is_sync: bool) -> bool:
         """Whether it was merged. What came by a shorter way than that on which it builds waits for the other."""
+        if self._relay is not None:
+            self._relay.receive(update)
+            return True
         try:
             self._hub.bring(self, update, is_sync=is_sync, max_bytes=self._limit(is_sync=is_sync))
+        except ForeignStructs:
+            if not is_sync:
+                raise
+            self._take_records(update)
+        except Crossed as crossed:
+            is_backbone = self._hub.room.keys.is_backbone(self.peer)
+            if crossed.signer == self.peer or (is_backbone and is_sync):
+                raise
+            if is_backbone:
+                self.queue(step_1(self._hub.room.state()))
+                return False
+            self._take_records(update)
         except Refusal as refusal:
             if refusal.code is not Code.SEQUENCE_GAP:
                 raise
@@ -231,6 +256,15 @@ class RoomSession:
             self._waiting.append((update, is_sync))
             return False
         return True
+
+    def _take_records(self, update: bytes) -> None:
+        self._relay = Relay(self._hub.room, self.peer)
+        self._relay.receive(update)
+
+    def _end_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
 
     def _refuse(self, refusal: Refusal) -> None:
         self.refusal = refusal

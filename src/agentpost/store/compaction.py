@@ -5,10 +5,11 @@ from agentpost.store.database import Database
 from agentpost.store.inbox import inbox_position
 from agentpost.store.queries import SQL
 from agentpost.store.rules import inbox_watermark, outbox_watermark
+from agentpost.store.streams import oldest_unread, prune_streams
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Compacted, Subscriber
 
-__all__ = ["compact", "note_subscriber", "subscribers"]
+__all__ = ["compact", "note_subscriber", "prune_settled", "subscribers"]
 
 
 def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> Compacted:
@@ -25,6 +26,7 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
         now_ms=now_ms,
         retention_events=retention_events,
         oldest_unaccepted=tx.database.value(SQL.oldest_unaccepted_seq),
+        oldest_unread=oldest_unread(tx.database, tx.node_id),
     )
     outbox_through = min(watermark, outbox_floor + limit, tx.seq)
     if outbox_through > outbox_floor:
@@ -32,6 +34,7 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
         chain = tx.database.value(SQL.outbox_chain_at, (outbox_through,))
         tx.database.run(SQL.move_outbox_floor, (outbox_through, chain))
         tx.database.run(SQL.prune_outbox, (outbox_through,))
+        prune_streams(tx.database, outbox_through)
 
     acked_seq = inbox_position(tx.database).acked_seq
     inbox_through = min(inbox_watermark(acked_seq, retention_events=retention_events), inbox_floor + limit)
@@ -45,6 +48,15 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
         outbox_floor_seq=max(outbox_through, outbox_floor),
         inbox_floor_seq=max(inbox_through, inbox_floor),
     )
+
+
+def prune_settled(tx: Transaction, before_ms: int, limit: int) -> int:
+    """Forget ledger rows and deliveries that ended long ago, at most `limit` of each."""
+    tx.flush()
+    before = tx.database.changed_rows()
+    tx.database.run(SQL.prune_settled_entries, (before_ms, limit))
+    tx.database.run(SQL.prune_ended_deliveries, (before_ms, limit))
+    return tx.database.changed_rows() - before
 
 
 def subscribers(database: Database) -> list[Subscriber]:

@@ -8,7 +8,8 @@ failed one cannot (`Refusal` with `storage_failed`).
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -120,6 +121,10 @@ class Database:
     def begin(self) -> None:
         self.run("BEGIN IMMEDIATE")
 
+    def begin_if_none(self) -> None:
+        if not self._connection.in_transaction:
+            self.begin()
+
     def commit(self) -> None:
         """End the transaction, if there is one: a single statement needs none."""
         if self._connection.in_transaction:
@@ -145,6 +150,15 @@ class Database:
         self.writes += 1
         with translated:
             self._connection.execute(sql, (first, apsw.carray(tuple(values))))
+
+    @contextmanager
+    def one_view(self) -> Generator[None]:
+        """All that is read inside is of one moment. For connections that only read."""
+        self.run("BEGIN")
+        try:
+            yield
+        finally:
+            self.rollback()
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         with translated:

@@ -10,7 +10,18 @@ from agentpost.store.queries import SQL
 from agentpost.store.rules import move_deliveries
 from agentpost.store.transaction import Transaction, delivery_row
 
-__all__ = ["apply_changes", "deliveries_of", "due_deliveries", "next_due_at_ms"]
+__all__ = [
+    "apply_changes",
+    "count_deliveries",
+    "deliveries_by_corr",
+    "deliveries_in",
+    "deliveries_of",
+    "due_deliveries",
+    "next_due_at_ms",
+    "note_resent",
+    "purge",
+    "reschedule",
+]
 
 
 def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[EventId, int]) -> list[Change]:
@@ -45,6 +56,46 @@ def next_due_at_ms(database: Database) -> int | None:
     return database.value(SQL.next_due_delivery)
 
 
+def deliveries_in(
+    database: Database, states: Iterable[DeliveryState], after: tuple[str, str], limit: int
+) -> list[Delivery]:
+    found = [
+        _delivery(row)
+        for state in set(states)
+        for row in database.rows(SQL.deliveries_in_state, (state.value, *after, limit))
+    ]
+    return sorted(found, key=lambda delivery: (delivery.event_id, delivery.to_agent_id))[: max(limit, 0)]
+
+
+def deliveries_by_corr(database: Database, corr_id: str) -> list[Delivery]:
+    return [_delivery(row) for row in database.rows(SQL.deliveries_by_corr, (corr_id,))]
+
+
+def count_deliveries(database: Database) -> dict[DeliveryState, int]:
+    return {DeliveryState(state): count for state, count in database.rows(SQL.count_deliveries)}
+
+
+def reschedule(tx: Transaction, pairs_due: Sequence[tuple[EventId, str, int]]) -> None:
+    tx.flush()
+    tx.database.run_many(SQL.reschedule, [(due_at_ms, event_id, agent) for event_id, agent, due_at_ms in pairs_due])
+
+
+def note_resent(tx: Transaction, resent: Sequence[tuple[EventId, str, EventId]]) -> int:
+    tx.flush()
+    before = tx.database.changed_rows()
+    tx.database.run_many(
+        SQL.note_resent, [(new_event_id, event_id, to_agent_id) for event_id, to_agent_id, new_event_id in resent]
+    )
+    return tx.database.changed_rows() - before
+
+
+def purge(tx: Transaction, pairs: Sequence[tuple[EventId, str]]) -> int:
+    tx.flush()
+    before = tx.database.changed_rows()
+    tx.database.run_many(SQL.purge_delivery, pairs)
+    return tx.database.changed_rows() - before
+
+
 def _deliveries_of(database: Database, event_ids: Iterable[EventId]) -> list[Delivery]:
     return [_delivery(row) for row in database.rows_for(SQL.deliveries_of_events, list(event_ids))]
 
@@ -64,4 +115,6 @@ def _delivery(row: Row) -> Delivery:
         closed_at_ms=row[10],
         answered_by_event_id=row[11],
         reason=row[12],
+        corr_id=row[13],
+        from_agent_id=row[14],
     )

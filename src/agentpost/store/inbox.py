@@ -1,6 +1,7 @@
 """The inbox, its ledger and the cursors: what this gateway took, for whom, and how far it has read."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
@@ -11,6 +12,7 @@ from agentpost.store.queries import SQL
 from agentpost.store.rules import check_acceptance, check_in_time, expect_entry, expect_open_entry, unseen
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
+    CHAIN_START,
     Acceptance,
     Accepted,
     BacklogItem,
@@ -27,14 +29,24 @@ from agentpost.store.values import (
 __all__ = [
     "accept",
     "backlog",
+    "backlog_size",
     "cursor",
     "engage",
+    "engaged_entries",
+    "inbox_by_corr",
+    "inbox_item",
+    "inbox_items",
     "inbox_position",
     "ledger_entry",
+    "mark_read",
+    "next_backlog_due_at_ms",
     "postpone",
     "quarantined",
+    "restart_cursor",
     "settle",
 ]
+
+_BEYOND_ALL: Final = 1 << 62
 
 
 def accept(tx: Transaction, batch: Acceptance) -> Accepted:
@@ -84,6 +96,7 @@ def _take(
                         inbound.event.seq,
                         batch.at_ms,
                         inbound.raw,
+                        inbound.event.corr_id,
                     )
                 )
             in_ledger.add((event_id, agent_id))
@@ -150,10 +163,50 @@ def ledger_entry(database: Database, event_id: EventId, to_agent_id: str) -> Led
 
 
 def backlog(database: Database, to_agent_id: str, after_inbox_seq: int, limit: int) -> list[BacklogItem]:
-    return [
-        BacklogItem(entry=_entry(row), source_node_id=row[11], source_seq=row[12], raw=row[13])
-        for row in database.rows(SQL.backlog, (to_agent_id, after_inbox_seq, limit))
-    ]
+    return [_item(row) for row in database.rows(SQL.backlog, (to_agent_id, after_inbox_seq, limit))]
+
+
+def inbox_items(
+    database: Database,
+    to_agent_id: str,
+    *,
+    after_inbox_seq: int,
+    limit: int,
+    include_settled: bool,
+    newest_first: bool,
+) -> list[BacklogItem]:
+    if not newest_first:
+        statement = SQL.inbox_items if include_settled else SQL.backlog
+        return [_item(row) for row in database.rows(statement, (to_agent_id, after_inbox_seq, limit))]
+    statement = SQL.inbox_items_newest_first if include_settled else SQL.backlog_newest_first
+    return [_item(row) for row in database.rows(statement, (to_agent_id, after_inbox_seq or _BEYOND_ALL, limit))]
+
+
+def inbox_item(database: Database, event_id: EventId, to_agent_id: str) -> BacklogItem | None:
+    row = database.row(SQL.inbox_item, (event_id, to_agent_id))
+    return _item(row) if row else None
+
+
+def inbox_by_corr(database: Database, corr_id: str) -> list[BacklogItem]:
+    return [_item(row) for row in database.rows(SQL.inbox_by_corr, (corr_id,))]
+
+
+def mark_read(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) -> bool:
+    entry = expect_entry(ledger_entry(tx.database, event_id, to_agent_id), event_id, to_agent_id)
+    tx.database.run(SQL.mark_read, (at_ms, event_id, to_agent_id))
+    return entry.read_at_ms is None
+
+
+def backlog_size(database: Database, to_agent_id: str) -> int:
+    return database.value(SQL.backlog_size, (to_agent_id,))
+
+
+def next_backlog_due_at_ms(database: Database, to_agent_id: str) -> int | None:
+    return database.value(SQL.next_backlog_due, (to_agent_id,))
+
+
+def engaged_entries(database: Database) -> list[LedgerEntry]:
+    return [_entry(row) for row in database.rows(SQL.engaged_entries)]
 
 
 def inbox_position(database: Database) -> InboxPosition:
@@ -170,6 +223,10 @@ def cursor(database: Database, source_node_id: str) -> Cursor | None:
 
 def cursors(database: Database) -> list[Cursor]:
     return [_cursor(row) for row in database.rows(SQL.cursors)]
+
+
+def restart_cursor(tx: Transaction, source_node_id: str, *, epoch: str, at_ms: int) -> None:
+    tx.database.run(SQL.move_cursor, (source_node_id, epoch, 0, CHAIN_START, at_ms))
 
 
 def _cursor(row: Row) -> Cursor:
@@ -191,6 +248,10 @@ def quarantined(database: Database, limit: int) -> list[QuarantineEntry]:
     ]
 
 
+def _item(row: Row) -> BacklogItem:
+    return BacklogItem(entry=_entry(row), source_node_id=row[12], source_seq=row[13], raw=row[14])
+
+
 def _entry(row: Row) -> LedgerEntry:
     return LedgerEntry(
         event_id=row[0],
@@ -204,4 +265,5 @@ def _entry(row: Row) -> LedgerEntry:
         settled_at_ms=row[8],
         outcome=Outcome(row[9]) if row[9] is not None else None,
         error=row[10],
+        read_at_ms=row[11],
     )

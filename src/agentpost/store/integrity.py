@@ -10,11 +10,13 @@ from typing import Final
 from msgspec import Struct
 
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL, migrations
 from agentpost.store.rules import chain_after
+from agentpost.store.streams import stream_floor
 
 __all__ = ["Report", "back_up", "check_home"]
 
@@ -37,7 +39,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def check_home(path: Path, *, progress: Progress | None = None) -> Report:
-    """Check the file, the hash chain, the sequence and the references between the tables."""
+    """Check the file, the hash chains, the sequence and the references between the tables."""
     database = _open(path)
     try:
         # One view of the whole file, or a compaction during the check would look like missing events.
@@ -65,10 +67,11 @@ def check_home(path: Path, *, progress: Progress | None = None) -> Report:
 def _check_chain(
     database: Database, node_id: str, floor_seq: int, chain: bytes, progress: Progress | None
 ) -> tuple[int, int, int, list[str]]:
-    """Walk the outbox from its floor: no hole, no altered byte, no event of another node."""
+    """Walk the outbox from its floor: no hole, no altered byte, no event of another node, each in its streams."""
     total: int = database.value(SQL.count_outbox)
     expected, count = floor_seq, 0
     problems: list[str] = []
+    streams = _StreamsCheck(database)
     while rows := database.rows(SQL.outbox_slice, (expected, _ROWS_A_STEP)):
         for seq, stored, body in rows:
             expected += 1
@@ -79,24 +82,53 @@ def _check_chain(
             if chain != stored:
                 problems.append(f"outbox: the hash chain breaks at seq {seq}")
                 chain = stored
-            problems += _event_problems(body, seq, node_id)
+            problems += _event_problems(body, seq, node_id, streams)
         count += len(rows)
         if progress is not None:
             progress(count, total)
         if len(problems) > 100:
             problems.append("outbox: more than 100 problems; the rest was not checked")
             break
+    else:
+        problems += streams.leftovers()
     return count, (floor_seq + 1 if count else 0), expected, problems
 
 
-def _event_problems(body: bytes, seq: int, node_id: str) -> list[str]:
+def _event_problems(body: bytes, seq: int, node_id: str, streams: "_StreamsCheck") -> list[str]:
     try:
         event = decode_event(body)
     except Refusal as refusal:
         return [f"outbox: seq {seq} cannot be read: {refusal.message}"]
     if event.seq != seq or event.source_node_id != node_id:
         return [f"outbox: seq {seq} holds event {event.seq} of {event.source_node_id}"]
-    return []
+    return streams.problems_of(event, body)
+
+
+class _StreamsCheck:
+    """The streams, held against the events of the outbox as these are walked in order."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._chains: dict[str, bytes] = {}
+        self._rows = 0
+
+    def problems_of(self, event: Event, body: bytes) -> list[str]:
+        problems: list[str] = []
+        for node_id in dict.fromkeys(event.to_nodes):
+            chain = chain_after(self._chains.get(node_id) or stream_floor(self._database, node_id).chain, body)
+            stored: bytes | None = self._database.value(SQL.stream_chain_at, (node_id, event.seq))
+            if stored is None:
+                problems.append(f"stream of {node_id}: seq {event.seq} is missing")
+            elif stored != chain:
+                problems.append(f"stream of {node_id}: the hash chain breaks at seq {event.seq}")
+            self._chains[node_id] = stored or chain
+            self._rows += stored is not None
+        return problems
+
+    def leftovers(self) -> list[str]:
+        """What the streams have beside the events of the outbox, once all of these were seen."""
+        more = self._database.value(SQL.count_streams) - self._rows
+        return [f"streams: {more} rows have no event in the outbox"] if more else []
 
 
 def _broken_references(database: Database) -> list[str]:

@@ -4,12 +4,13 @@ Every write is one transaction: it returns once all of it is durable, or raises 
 Reads are immediate, bounded by a limit, and see every write that has returned.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Protocol
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId, InviteId
+from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store.values import (
     Acceptance,
     Accepted,
@@ -21,13 +22,19 @@ from agentpost.store.values import (
     Cursor,
     Head,
     InboxPosition,
+    Incident,
     Invite,
     KnownNode,
     LedgerEntry,
+    LocalAgent,
+    MirrorBatch,
+    MirrorPosition,
+    MirrorSlice,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
     StoredEvent,
+    StreamSlice,
     Subscriber,
 )
 
@@ -50,13 +57,22 @@ class Store(Protocol):
     def append(
         self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
     ) -> Awaitable[Appended]:
-        """Give the events the next places in the outbox, with the deliveries they start and the changes they make."""
+        """Give the events the next places in the outbox, with the deliveries they start and the changes they make.
+
+        Each event also becomes the next one in the stream of every gateway that its `to_nodes` name.
+        """
         ...
 
     def head(self) -> Head: ...
 
     def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
         """The next events after `after_seq`; at least one if there is one."""
+        ...
+
+    def read_stream(
+        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+    ) -> StreamSlice:
+        """The next events for one reader, at least one if there is one; the own node reads its local mail so."""
         ...
 
     def find_event(self, event_id: EventId) -> StoredEvent | None:
@@ -71,6 +87,32 @@ class Store(Protocol):
 
     def next_due_at_ms(self) -> int | None:
         """When the next timer of a delivery runs out."""
+        ...
+
+    def deliveries_in(
+        self, states: Iterable[DeliveryState], *, after: tuple[str, str] = ("", ""), limit: int = 256
+    ) -> list[Delivery]:
+        """The deliveries in any of these states, ordered by event and recipient; `after` is the last pair seen."""
+        ...
+
+    def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
+        """The deliveries of a conversation, ordered by event and recipient."""
+        ...
+
+    def count_deliveries(self) -> dict[DeliveryState, int]:
+        """How many deliveries are in each state; a state without any is left out."""
+        ...
+
+    def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> Awaitable[None]:
+        """Move the timers of deliveries that have not ended; no attempt is spent by that. Others stay as they are."""
+        ...
+
+    def note_resent(self, resent: Sequence[tuple[EventId, str, EventId]]) -> Awaitable[int]:
+        """Note on dead letters as which new event they were sent again (RTY-7). Gives how many there were."""
+        ...
+
+    def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> Awaitable[int]:
+        """Forget deliveries that have ended (RTY-7). Gives how many there were; others stay."""
         ...
 
     # The inbox and its ledger
@@ -98,6 +140,43 @@ class Store(Protocol):
         """What the agent has not settled, oldest first (RTY-5)."""
         ...
 
+    def backlog_size(self, to_agent_id: str) -> int:
+        """How many events the agent has not settled."""
+        ...
+
+    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
+        """When the first of the events that wait for the agent is due; what is with the agent now does not wait."""
+        ...
+
+    def engaged_entries(self) -> list[LedgerEntry]:
+        """What is with an agent and has no outcome, oldest first. After a start nobody knows what became of it."""
+        ...
+
+    def inbox_items(
+        self,
+        to_agent_id: str,
+        *,
+        after_inbox_seq: int = 0,
+        limit: int = 256,
+        include_settled: bool = True,
+        newest_first: bool = False,
+    ) -> list[BacklogItem]:
+        """The agent's inbox, as far as it is not pruned. Looking at it changes nothing.
+
+        `after_inbox_seq` is where the page before ended, in the order asked for; 0 for the first page.
+        """
+        ...
+
+    def inbox_item(self, event_id: EventId, to_agent_id: str) -> BacklogItem | None: ...
+
+    def inbox_by_corr(self, corr_id: str) -> list[BacklogItem]:
+        """What came in within a conversation, for whichever agent, as far as it is not pruned; oldest first."""
+        ...
+
+    def mark_read(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> Awaitable[bool]:
+        """Note that the agent has looked at an event. False if it had before."""
+        ...
+
     def ledger_entry(self, event_id: EventId, to_agent_id: str) -> LedgerEntry | None: ...
 
     def inbox_position(self) -> InboxPosition: ...
@@ -110,12 +189,56 @@ class Store(Protocol):
 
     def cursors(self) -> list[Cursor]: ...
 
+    def restart_cursor(self, source_node_id: str, *, epoch: str, at_ms: int) -> Awaitable[None]:
+        """Read a source from its start, in a new epoch (CUR-6). The ledger still knows what was taken before."""
+        ...
+
     def note_subscriber(self, subscriber: Subscriber) -> Awaitable[None]: ...
 
     def subscribers(self) -> list[Subscriber]: ...
 
     def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> Awaitable[Compacted]:
         """Prune what nobody needs (PIPE-7, PIPE-8), at most `limit` events of each stream."""
+        ...
+
+    def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> Awaitable[int]:
+        """Forget what ended before `before_ms`: ledger rows and deliveries, at most `limit` of each; dead letters stay.
+
+        What the ledger has forgotten is no repeat any more (RTY-3): `before_ms` lies further back than any resend.
+        Gives how many were forgotten, 0 once there is no more.
+        """
+        ...
+
+    # Mirrors of other outboxes (PIPE-9)
+
+    def mirrors(self) -> list[MirrorPosition]: ...
+
+    def mirror_position(self, source_node_id: str) -> MirrorPosition | None: ...
+
+    def keep_mirror(self, batch: MirrorBatch) -> Awaitable[None]:
+        """Keep a batch after those that are kept. An empty mirror may begin anywhere; a repeat changes nothing."""
+        ...
+
+    def restart_mirror(self, source_node_id: str, *, epoch: str, at_ms: int) -> Awaitable[None]:
+        """Begin the mirror of a source anew and empty; what it had of an earlier epoch is dropped (CUR-6)."""
+        ...
+
+    def read_mirror(self, source_node_id: str, consumer_node_id: str, after_seq: int) -> MirrorSlice | None:
+        """A reader's events up to one head: the first that covers its next event, else the last. None if that is old.
+
+        A batch is handed on as it was kept, whole, because only its end is signed.
+        """
+        ...
+
+    def read_whole_mirror(self, source_node_id: str, after_seq: int) -> MirrorSlice | None:
+        """All events up to the next head, for another mirror, with the chain of the whole outbox.
+
+        Begins after what was pruned, if `after_seq` lies before that.
+        """
+        ...
+
+    def prune_mirror(self, source_node_id: str, *, through_seq: int) -> Awaitable[int]:
+        """Drop the events of a mirror through `through_seq`. Gives how many there were."""
         ...
 
     # Keeping
@@ -127,6 +250,32 @@ class Store(Protocol):
     def record_audit(self, entries: Sequence[AuditEntry]) -> Awaitable[None]: ...
 
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]: ...
+
+    # Agents and incidents
+
+    def put_agent(self, agent: LocalAgent) -> Awaitable[None]:
+        """Add an agent, or put it in the place of the one with its id."""
+        ...
+
+    def remove_agent(self, agent_id: str) -> Awaitable[bool]:
+        """False if there was none. What waits for it stays."""
+        ...
+
+    def local_agents(self) -> list[LocalAgent]: ...
+
+    def local_agent(self, agent_id: str) -> LocalAgent | None: ...
+
+    def raise_incident(self, incident: Incident) -> Awaitable[bool]:
+        """False, and nothing new, if one of this kind and subject is open already."""
+        ...
+
+    def close_incident(self, kind: str, subject: str, *, at_ms: int) -> Awaitable[bool]:
+        """False if none is open."""
+        ...
+
+    def incidents(self, *, open_only: bool = True, after_id: int = 0, limit: int = 256) -> list[Incident]:
+        """In the order in which they were raised."""
+        ...
 
     # Joining
 
@@ -145,6 +294,10 @@ class Store(Protocol):
 
         An invite that is still open was made after any revocation of its node, so it lets that node in again.
         """
+        ...
+
+    def withdraw_invite(self, invite_id: InviteId, *, at_ms: int) -> Awaitable[bool]:
+        """Take back an invite that is open. False if it is not, or not there."""
         ...
 
     def known_node(self, node_id: str) -> KnownNode | None: ...

@@ -18,6 +18,7 @@ __all__ = [
     "known_nodes",
     "pin_node",
     "revoke_node",
+    "withdraw_invite",
 ]
 
 
@@ -37,6 +38,7 @@ def create_invite(tx: Transaction, new: Invite) -> None:
             new.consumed_at_ms,
             new.consumed_by,
             new.revoked_at_ms,
+            new.tailnet_name,
         ),
     )
 
@@ -60,6 +62,12 @@ def revoke_node(tx: Transaction, node_id: str, at_ms: int) -> bool:
     before = tx.database.changed_rows()
     tx.database.run(SQL.revoke_node, (at_ms, node_id))
     tx.database.run(SQL.withdraw_invites, (at_ms, node_id))
+    return tx.database.changed_rows() != before
+
+
+def withdraw_invite(tx: Transaction, invite_id: InviteId, at_ms: int) -> bool:
+    before = tx.database.changed_rows()
+    tx.database.run(SQL.withdraw_invite, (at_ms, invite_id))
     return tx.database.changed_rows() != before
 
 
@@ -115,6 +123,7 @@ def _invite(row: Row) -> Invite:
         consumed_at_ms=row[8],
         consumed_by=row[9],
         revoked_at_ms=row[10],
+        tailnet_name=row[11],
     )
 
 

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
-from agentpost.store.memory_joining import MemoryJoining
+from agentpost.store.memory_deliveries import MemoryDeliveries, Pair
+from agentpost.store.memory_streams import MemoryStreams
 from agentpost.store.values import (
     CHAIN_START,
     Acceptance,
@@ -32,17 +31,15 @@ from agentpost.store.values import (
     QuarantineEntry,
     Settlement,
     StoredEvent,
+    StreamEvent,
+    StreamSlice,
     Subscriber,
 )
 
 __all__ = ["MemoryStore"]
 
-Pair = tuple[EventId, str]
 
-_UNACCEPTED = frozenset({DeliveryState.EMITTED, DeliveryState.RETRY_PENDING})
-
-
-class MemoryStore(MemoryJoining):
+class MemoryStore(MemoryDeliveries):
     """Implements `Store`. What it holds is gone when it is."""
 
     def __init__(self, *, node_id: str, epoch: str) -> None:
@@ -52,9 +49,8 @@ class MemoryStore(MemoryJoining):
         # The event with seq n stands at n - 1 - floor, in both streams.
         self._outbox: list[StoredEvent] = []
         self._outbox_floor = Head(seq=0, chain=CHAIN_START)
+        self._streams = MemoryStreams()
         self._places: dict[EventId, int] = {}
-        self._deliveries: dict[Pair, Delivery] = {}
-        self._recipients: dict[EventId, list[str]] = {}
         self._inbox: list[tuple[str, Inbound]] = []
         self._inbox_floor_seq = 0
         self._inbox_places: dict[EventId, int] = {}
@@ -84,7 +80,7 @@ class MemoryStore(MemoryJoining):
         if orphans:
             raise rules.orphan_refused(orphans[0])
         first_seq = self.head().seq + 1
-        self._write(stored, places, {**added, **moved})
+        self._write(events, stored, places, {**added, **moved})
         return Appended(first_seq=first_seq, last_seq=self.head().seq)
 
     def _stored(self, events: Sequence[Event]) -> tuple[list[StoredEvent], dict[EventId, int]]:
@@ -100,30 +96,17 @@ class MemoryStore(MemoryJoining):
             stored.append(StoredEvent(seq=seq, chain=chain, raw=raw))
         return stored, {event.event_id: at.seq for event, at in zip(events, stored, strict=True)}
 
-    def _added(self, deliveries: Sequence[Delivery], places: Mapping[EventId, int]) -> dict[Pair, Delivery]:
-        added: dict[Pair, Delivery] = {}
-        for delivery in deliveries:
-            if delivery.event_id not in places:
-                raise rules.unplaced(delivery.event_id)
-            pair = (delivery.event_id, delivery.to_agent_id)
-            if pair in self._deliveries or pair in added:
-                raise Refusal(Code.CONFLICT, f"there is a delivery of {pair[0]} to {pair[1]} already")
-            added[pair] = replace(delivery, seq=places[delivery.event_id])
-        return added
-
-    def _found(self, changes: Sequence[Change]) -> dict[Pair, Delivery]:
-        pairs = ((change.event_id, change.to_agent_id) for change in changes)
-        return {pair: self._deliveries[pair] for pair in pairs if pair in self._deliveries}
-
     def _write(
-        self, stored: list[StoredEvent], places: Mapping[EventId, int], deliveries: Mapping[Pair, Delivery]
+        self,
+        events: Sequence[Event],
+        stored: list[StoredEvent],
+        places: Mapping[EventId, int],
+        deliveries: Mapping[Pair, Delivery],
     ) -> None:
+        self._streams.write(self._streams.extended(events, stored))
         self._outbox += stored
         self._places.update(places)
-        for (event_id, to_agent_id), delivery in deliveries.items():
-            if (event_id, to_agent_id) not in self._deliveries:
-                self._recipients.setdefault(event_id, []).append(to_agent_id)
-            self._deliveries[event_id, to_agent_id] = delivery
+        self._keep_deliveries(deliveries)
 
     def head(self) -> Head:
         self._check_open()
@@ -144,26 +127,34 @@ class MemoryStore(MemoryJoining):
             events.append(stored)
         return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
 
+    def read_stream(
+        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+    ) -> StreamSlice:
+        through, end = self.head(), self._streams.end(consumer_node_id)
+        events: list[StreamEvent] = []
+        size = 0
+        for at in self._streams.after(consumer_node_id, after_seq):
+            stored = self._outbox[at.seq - 1 - self._outbox_floor.seq]
+            size += len(stored.raw)
+            if events and (len(events) >= limit or size > max_bytes):
+                last = self._outbox[events[-1].seq - 1 - self._outbox_floor.seq]
+                through, end = Head(seq=last.seq, chain=last.chain), Head(seq=last.seq, chain=events[-1].chain)
+                break
+            events.append(StreamEvent(seq=at.seq, chain=at.chain, raw=stored.raw))
+        return StreamSlice(
+            after_seq=after_seq,
+            through_seq=through.seq,
+            floor_seq=self._streams.floor(consumer_node_id).seq,
+            outbox_chain=through.chain,
+            chain=end.chain,
+            last_event_seq=end.seq,
+            events=tuple(events),
+        )
+
     def find_event(self, event_id: EventId) -> StoredEvent | None:
         self._check_open()
         seq = self._places.get(event_id)
         return None if seq is None else self._outbox[seq - 1 - self._outbox_floor.seq]
-
-    def deliveries_of(self, event_id: EventId) -> list[Delivery]:
-        self._check_open()
-        return [self._deliveries[event_id, agent_id] for agent_id in sorted(self._recipients.get(event_id, ()))]
-
-    def due_deliveries(self, now_ms: int, *, limit: int = 256) -> list[Delivery]:
-        due = [(due_at_ms, delivery) for due_at_ms, delivery in self._timers() if due_at_ms <= now_ms]
-        due.sort(key=lambda timer: (timer[0], timer[1].event_id, timer[1].to_agent_id))
-        return [delivery for _, delivery in due[:limit]]
-
-    def next_due_at_ms(self) -> int | None:
-        return min((due_at_ms for due_at_ms, _ in self._timers()), default=None)
-
-    def _timers(self) -> Iterable[tuple[int, Delivery]]:
-        self._check_open()
-        return ((each.due_at_ms, each) for each in self._deliveries.values() if each.due_at_ms is not None)
 
     # The inbox and its ledger
 
@@ -176,9 +167,10 @@ class MemoryStore(MemoryJoining):
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
         new, repeated, taken = self._sorted_out(rules.unseen(batch, at))
         moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
-        stored, places = self._stored(list(new.values()))
+        acks = list(new.values())
+        stored, places = self._stored(acks)
 
-        self._write(stored, places, moved)
+        self._write(acks, stored, places, moved)
         self._take(batch, taken, new)
         self._quarantine += [
             QuarantineEntry(
@@ -242,8 +234,7 @@ class MemoryStore(MemoryJoining):
 
     async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
-        _, inbound = self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq]
-        rules.check_in_time(inbound.event, now_ms=at_ms)
+        rules.check_in_time(self._inbound(entry).event, now_ms=at_ms)
         attempts = entry.attempts + 1
         self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
         return attempts
@@ -258,7 +249,7 @@ class MemoryStore(MemoryJoining):
         if entry.state is LedgerState.SETTLED:
             return False
         stored, places = self._stored(settlement.events)
-        self._write(stored, places, self._added(settlement.deliveries, places))
+        self._write(settlement.events, stored, places, self._added(settlement.deliveries, places))
         self._keep(
             replace(
                 entry,
@@ -274,6 +265,68 @@ class MemoryStore(MemoryJoining):
         self._check_open()
         found = sorted((seq, pair) for pair, seq in self._open.items() if pair[1] == to_agent_id)
         return [self._backlog_item(self._ledger[pair]) for seq, pair in found if seq > after_inbox_seq][:limit]
+
+    def inbox_items(
+        self,
+        to_agent_id: str,
+        *,
+        after_inbox_seq: int = 0,
+        limit: int = 256,
+        include_settled: bool = True,
+        newest_first: bool = False,
+    ) -> list[BacklogItem]:
+        self._check_open()
+        found = [
+            entry
+            for entry in self._ledger.values()
+            if entry.to_agent_id == to_agent_id
+            and self._is_in_inbox(entry)
+            and (include_settled or entry.state is not LedgerState.SETTLED)
+        ]
+        found.sort(key=lambda entry: entry.inbox_seq, reverse=newest_first)
+        if newest_first:
+            page = [entry for entry in found if not after_inbox_seq or entry.inbox_seq < after_inbox_seq]
+        else:
+            page = [entry for entry in found if entry.inbox_seq > after_inbox_seq]
+        return [self._backlog_item(entry) for entry in page[:limit]]
+
+    def inbox_item(self, event_id: EventId, to_agent_id: str) -> BacklogItem | None:
+        entry = self.ledger_entry(event_id, to_agent_id)
+        return self._backlog_item(entry) if entry is not None and self._is_in_inbox(entry) else None
+
+    def inbox_by_corr(self, corr_id: str) -> list[BacklogItem]:
+        self._check_open()
+        found = [self._backlog_item(entry) for entry in self._ledger.values() if self._is_in_inbox(entry)]
+        found = [item for item in found if self._inbound(item.entry).event.corr_id == corr_id]
+        return sorted(found, key=lambda item: (item.entry.inbox_seq, item.entry.to_agent_id))
+
+    async def mark_read(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> bool:
+        entry = rules.expect_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        if entry.read_at_ms is not None:
+            return False
+        self._ledger[event_id, to_agent_id] = replace(entry, read_at_ms=at_ms)
+        return True
+
+    def backlog_size(self, to_agent_id: str) -> int:
+        self._check_open()
+        return sum(1 for pair in self._open if pair[1] == to_agent_id)
+
+    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
+        self._check_open()
+        waiting = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
+        return min((entry.due_at_ms for entry in waiting if entry.state is LedgerState.QUEUED), default=None)
+
+    def engaged_entries(self) -> list[LedgerEntry]:
+        self._check_open()
+        entries = [self._ledger[pair] for pair in self._open]
+        engaged = [entry for entry in entries if entry.state is LedgerState.ENGAGED]
+        return sorted(engaged, key=lambda entry: (entry.inbox_seq, entry.to_agent_id))
+
+    def _is_in_inbox(self, entry: LedgerEntry) -> bool:
+        return entry.inbox_seq > self._inbox_floor_seq
+
+    def _inbound(self, entry: LedgerEntry) -> Inbound:
+        return self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq][1]
 
     def _backlog_item(self, entry: LedgerEntry) -> BacklogItem:
         source_node_id, inbound = self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq]
@@ -302,6 +355,12 @@ class MemoryStore(MemoryJoining):
         self._check_open()
         return [self._cursors[node_id] for node_id in sorted(self._cursors)]
 
+    async def restart_cursor(self, source_node_id: str, *, epoch: str, at_ms: int) -> None:
+        self._check_open()
+        self._cursors[source_node_id] = Cursor(
+            source_node_id=source_node_id, epoch=epoch, last_seq=0, last_chain=CHAIN_START, updated_at_ms=at_ms
+        )
+
     async def note_subscriber(self, subscriber: Subscriber) -> None:
         self._check_open()
         self._subscribers[subscriber.consumer_node_id] = subscriber
@@ -311,13 +370,13 @@ class MemoryStore(MemoryJoining):
         return [self._subscribers[node_id] for node_id in sorted(self._subscribers)]
 
     async def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> Compacted:
-        unaccepted = (each.seq for each in self._deliveries.values() if each.state in _UNACCEPTED)
         watermark = rules.outbox_watermark(
             self.subscribers(),
             epoch=self._epoch,
             now_ms=now_ms,
             retention_events=retention_events,
-            oldest_unaccepted=min(unaccepted, default=None),
+            oldest_unaccepted=self._oldest_unaccepted_seq(),
+            oldest_unread=self._oldest_unread(),
         )
         outbox_floor_seq = self._outbox_floor.seq
         outbox_events = max(min(watermark, outbox_floor_seq + limit, self.head().seq) - outbox_floor_seq, 0)
@@ -335,11 +394,28 @@ class MemoryStore(MemoryJoining):
             inbox_floor_seq=self._inbox_floor_seq,
         )
 
+    def _oldest_unread(self) -> int | None:
+        own = self.cursor(self._node_id)
+        unread = self._streams.after(self._node_id, own.last_seq if own else 0)
+        return unread[0].seq if unread else None
+
+    async def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> int:
+        self._check_open()
+        settled = sorted(
+            (entry.settled_at_ms, pair)
+            for pair, entry in self._ledger.items()
+            if entry.settled_at_ms is not None and entry.settled_at_ms < before_ms
+        )
+        for _, pair in settled[:limit]:
+            del self._ledger[pair]
+        return len(settled[:limit]) + self._prune_deliveries(before_ms, limit)
+
     def _prune_outbox(self, count: int) -> None:
         if count:
             last = self._outbox[count - 1]
             self._outbox_floor = Head(seq=last.seq, chain=last.chain)
             del self._outbox[:count]
+            self._streams.prune(last.seq)
             # An event that was sent again stands further up too, and is still found there.
             self._places = {event_id: seq for event_id, seq in self._places.items() if seq > last.seq}
 

@@ -41,6 +41,13 @@ class MemoryJoining(MemoryKeeping):
         self._known_nodes[node.node_id] = kept
         return kept
 
+    async def withdraw_invite(self, invite_id: InviteId, *, at_ms: int) -> bool:
+        invite = self.invite(invite_id)
+        if invite is None or invite.consumed_at_ms is not None or invite.revoked_at_ms is not None:
+            return False
+        self._invites[invite_id] = replace(invite, revoked_at_ms=at_ms)
+        return True
+
     def known_node(self, node_id: str) -> KnownNode | None:
         self._check_open()
         return self._known_nodes.get(node_id)

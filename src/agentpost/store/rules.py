@@ -1,5 +1,6 @@
 """What every store checks before it writes. Pure: SQLite and memory refuse the same things in the same words."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Final
@@ -21,6 +22,10 @@ from agentpost.store.values import (
     KnownNode,
     LedgerEntry,
     LedgerState,
+    LocalAgent,
+    MirrorBatch,
+    MirrorEvent,
+    MirrorPosition,
     Subscriber,
 )
 
@@ -31,6 +36,7 @@ __all__ = [
     "check_address",
     "check_blob",
     "check_chunk",
+    "check_mirror_batch",
     "check_new_invite",
     "consumed",
     "encode_for_outbox",
@@ -40,10 +46,12 @@ __all__ = [
     "expect_open_entry",
     "inbox_watermark",
     "move_deliveries",
+    "options_as_json",
     "orphan_refused",
     "outbox_watermark",
     "pinned",
     "replay_hash",
+    "unmirrored",
     "unplaced",
     "unseen",
 ]
@@ -187,12 +195,18 @@ def expect_open_entry(entry: LedgerEntry | None, event_id: EventId, to_agent_id:
 
 
 def outbox_watermark(
-    subscribers: Iterable[Subscriber], *, epoch: str, now_ms: int, retention_events: int, oldest_unaccepted: int | None
+    subscribers: Iterable[Subscriber],
+    *,
+    epoch: str,
+    now_ms: int,
+    retention_events: int,
+    oldest_unaccepted: int | None,
+    oldest_unread: int | None,
 ) -> int:
     """The last outbox seq that may be pruned (PIPE-7), 0 for none.
 
     With no active subscriber nothing is pruned: nobody has shown that the events were read. An event that may have to
-    be sent again stays (PIPE-8).
+    be sent again stays (PIPE-8), and so does local mail that this gateway itself has not read.
     """
     if retention_events < 0:
         raise Refusal(Code.INVALID_FIELD, "the retention must not be negative", field="retentionEvents")
@@ -200,14 +214,57 @@ def outbox_watermark(
     if not active:
         return 0
     watermark = min(active) - retention_events
-    if oldest_unaccepted is not None:
-        watermark = min(watermark, oldest_unaccepted - 1)
+    for oldest in (oldest_unaccepted, oldest_unread):
+        if oldest is not None:
+            watermark = min(watermark, oldest - 1)
     return max(watermark, 0)
 
 
 def inbox_watermark(acked_seq: int, *, retention_events: int) -> int:
     """The last inbox seq that may be pruned (PIPE-7)."""
     return max(acked_seq - retention_events, 0)
+
+
+def check_mirror_batch(batch: MirrorBatch, position: MirrorPosition | None) -> None:
+    """Refuse a batch of another epoch, with a hole in it, or with one before it. An empty mirror may begin anywhere."""
+    if position is not None and position.epoch != batch.epoch:
+        raise Refusal(
+            Code.EPOCH_MISMATCH,
+            f"{batch.source_node_id} is mirrored in epoch {position.epoch}, and now says {batch.epoch}",
+            field="epoch",
+        )
+    if position is not None and 0 < position.last_seq < batch.after_seq:
+        raise Refusal(
+            Code.SEQUENCE_GAP,
+            f"the batch starts after {batch.after_seq}, but {batch.source_node_id} is mirrored up to "
+            f"{position.last_seq} only",
+            field="afterSeq",
+        )
+    # A mirror keeps every event, so there is one for every seq.
+    if batch.after_seq < 0 or [event.seq for event in batch.events] != list(
+        range(batch.after_seq + 1, batch.through_seq + 1)
+    ):
+        raise Refusal(
+            Code.SEQUENCE_GAP,
+            f"the batch does not have the events after {batch.after_seq} through {batch.through_seq}",
+            field="events",
+        )
+
+
+def unmirrored(batch: MirrorBatch, position: MirrorPosition | None) -> tuple[MirrorEvent, ...]:
+    """The events of the batch that the mirror does not have: a repeated batch brings none."""
+    last_seq = position.last_seq if position else 0
+    return tuple(event for event in batch.events if event.seq > last_seq)
+
+
+def options_as_json(agent: LocalAgent) -> str:
+    """The options of an agent as they are kept, or a refusal: what cannot be read back must not get in."""
+    try:
+        return json.dumps(agent.options, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Refusal(
+            Code.INVALID_FIELD, f"the options of {agent.agent_id} cannot be kept: {error}", field="options"
+        ) from None
 
 
 def replay_hash(scope: str, value: str) -> bytes:
@@ -232,7 +289,7 @@ def consumed(invite: Invite | None, node: KnownNode) -> Invite:
     if invite.public_key is not None and invite.public_key != node.signing_public:
         raise Refusal(Code.NODE_PROOF_INVALID, "this invite is for a node with another key")
     if invite.revoked_at_ms is not None:
-        raise Refusal(Code.NODE_REVOKED, f"the invite of {node.node_id} was withdrawn when the node was revoked")
+        raise Refusal(Code.NODE_REVOKED, f"the invite of {node.node_id} was withdrawn")
     return replace(invite, consumed_at_ms=node.pinned_at_ms, consumed_by=node.node_id)
 
 

@@ -1,21 +1,33 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
-This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`,
-`joining`, `room_log` and `blobs`.
+This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `mirrors`,
+`agents`, `incidents`, `joining`, `room_log` and `blobs`; reading the outbox is in `outbox` and `streams`.
 """
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId, InviteId
-from agentpost.store import blobs, compaction, deliveries, inbox, joining, room_log
+from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.store import (
+    agents,
+    blobs,
+    compaction,
+    deliveries,
+    inbox,
+    incidents,
+    joining,
+    mirrors,
+    outbox,
+    room_log,
+    streams,
+)
 from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.queries import SQL
@@ -33,20 +45,24 @@ from agentpost.store.values import (
     Cursor,
     Head,
     InboxPosition,
+    Incident,
     Invite,
     KnownNode,
     LedgerEntry,
+    LocalAgent,
+    MirrorBatch,
+    MirrorPosition,
+    MirrorSlice,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
     StoredEvent,
+    StreamSlice,
     Subscriber,
 )
 from agentpost.store.writer import Writer
 
 __all__ = ["SqliteStore"]
-
-_ROWS_A_READ: Final = 64
 
 OnFailure = Callable[[Refusal], None]
 
@@ -123,32 +139,18 @@ class SqliteStore:
         return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes))
 
     def head(self) -> Head:
-        row = self._reader().row(SQL.outbox_head)
-        if row is not None:
-            return Head(seq=row[0], chain=row[1])
-        floor = self._gateway()
-        return Head(seq=floor[0], chain=floor[1])
+        return outbox.head(self._reader())
 
     def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
-        reader = self._reader()
-        events: list[StoredEvent] = []
-        size, at = 0, after_seq
-        while len(events) < limit:
-            rows = reader.rows(SQL.outbox_slice, (at, min(_ROWS_A_READ, limit - len(events))))
-            for seq, chain, body in rows:
-                size += len(body)
-                # A compaction between two reads takes events away; a slice has no hole.
-                if events and (size > max_bytes or seq != events[-1].seq + 1):
-                    return OutboxSlice(after_seq=after_seq, floor_seq=self._gateway()[0], events=tuple(events))
-                events.append(StoredEvent(seq=seq, chain=chain, raw=body))
-            if len(rows) < _ROWS_A_READ:
-                break
-            at = events[-1].seq
-        return OutboxSlice(after_seq=after_seq, floor_seq=self._gateway()[0], events=tuple(events))
+        return outbox.read_outbox(self._reader(), after_seq, limit=limit, max_bytes=max_bytes)
+
+    def read_stream(
+        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+    ) -> StreamSlice:
+        return streams.read_stream(self._reader(), consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
 
     def find_event(self, event_id: EventId) -> StoredEvent | None:
-        row = self._reader().row(SQL.outbox_event, (event_id,))
-        return StoredEvent(seq=row[0], chain=row[1], raw=row[2]) if row else None
+        return outbox.find_event(self._reader(), event_id)
 
     def deliveries_of(self, event_id: EventId) -> list[Delivery]:
         return deliveries.deliveries_of(self._reader(), event_id)
@@ -158,6 +160,26 @@ class SqliteStore:
 
     def next_due_at_ms(self) -> int | None:
         return deliveries.next_due_at_ms(self._reader())
+
+    def deliveries_in(
+        self, states: Iterable[DeliveryState], *, after: tuple[str, str] = ("", ""), limit: int = 256
+    ) -> list[Delivery]:
+        return deliveries.deliveries_in(self._reader(), states, after, limit)
+
+    def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
+        return deliveries.deliveries_by_corr(self._reader(), corr_id)
+
+    def count_deliveries(self) -> dict[DeliveryState, int]:
+        return deliveries.count_deliveries(self._reader())
+
+    def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due))
+
+    def note_resent(self, resent: Sequence[tuple[EventId, str, EventId]]) -> "asyncio.Future[int]":
+        return self._writer.submit(lambda tx: deliveries.note_resent(tx, resent))
+
+    def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> "asyncio.Future[int]":
+        return self._writer.submit(lambda tx: deliveries.purge(tx, pairs))
 
     # The inbox and its ledger
 
@@ -176,6 +198,42 @@ class SqliteStore:
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
 
+    def backlog_size(self, to_agent_id: str) -> int:
+        return inbox.backlog_size(self._reader(), to_agent_id)
+
+    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
+        return inbox.next_backlog_due_at_ms(self._reader(), to_agent_id)
+
+    def engaged_entries(self) -> list[LedgerEntry]:
+        return inbox.engaged_entries(self._reader())
+
+    def inbox_items(
+        self,
+        to_agent_id: str,
+        *,
+        after_inbox_seq: int = 0,
+        limit: int = 256,
+        include_settled: bool = True,
+        newest_first: bool = False,
+    ) -> list[BacklogItem]:
+        return inbox.inbox_items(
+            self._reader(),
+            to_agent_id,
+            after_inbox_seq=after_inbox_seq,
+            limit=limit,
+            include_settled=include_settled,
+            newest_first=newest_first,
+        )
+
+    def inbox_item(self, event_id: EventId, to_agent_id: str) -> BacklogItem | None:
+        return inbox.inbox_item(self._reader(), event_id, to_agent_id)
+
+    def inbox_by_corr(self, corr_id: str) -> list[BacklogItem]:
+        return inbox.inbox_by_corr(self._reader(), corr_id)
+
+    def mark_read(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: inbox.mark_read(tx, event_id, to_agent_id, at_ms))
+
     def ledger_entry(self, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:
         return inbox.ledger_entry(self._reader(), event_id, to_agent_id)
 
@@ -193,6 +251,9 @@ class SqliteStore:
     def cursors(self) -> list[Cursor]:
         return inbox.cursors(self._reader())
 
+    def restart_cursor(self, source_node_id: str, *, epoch: str, at_ms: int) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: inbox.restart_cursor(tx, source_node_id, epoch=epoch, at_ms=at_ms))
+
     def note_subscriber(self, subscriber: Subscriber) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: compaction.note_subscriber(tx, subscriber))
 
@@ -201,6 +262,32 @@ class SqliteStore:
 
     def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> "asyncio.Future[Compacted]":
         return self._writer.submit(lambda tx: compaction.compact(tx, now_ms, retention_events, limit))
+
+    def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> "asyncio.Future[int]":
+        return self._writer.submit(lambda tx: compaction.prune_settled(tx, before_ms, limit))
+
+    # Mirrors of other outboxes
+
+    def mirrors(self) -> list[MirrorPosition]:
+        return mirrors.mirrors(self._reader())
+
+    def mirror_position(self, source_node_id: str) -> MirrorPosition | None:
+        return mirrors.mirror_position(self._reader(), source_node_id)
+
+    def keep_mirror(self, batch: MirrorBatch) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: mirrors.keep_mirror(tx, batch))
+
+    def restart_mirror(self, source_node_id: str, *, epoch: str, at_ms: int) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: mirrors.restart_mirror(tx, source_node_id, epoch=epoch, at_ms=at_ms))
+
+    def read_mirror(self, source_node_id: str, consumer_node_id: str, after_seq: int) -> MirrorSlice | None:
+        return mirrors.read_mirror(self._reader(), source_node_id, consumer_node_id, after_seq)
+
+    def read_whole_mirror(self, source_node_id: str, after_seq: int) -> MirrorSlice | None:
+        return mirrors.read_whole_mirror(self._reader(), source_node_id, after_seq)
+
+    def prune_mirror(self, source_node_id: str, *, through_seq: int) -> "asyncio.Future[int]":
+        return self._writer.submit(lambda tx: mirrors.prune_mirror(tx, source_node_id, through_seq))
 
     # Keeping
 
@@ -226,6 +313,29 @@ class SqliteStore:
             for row in self._reader().rows(SQL.audit_log, (after_id, limit))
         ]
 
+    # Agents and incidents
+
+    def put_agent(self, agent: LocalAgent) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: agents.put_agent(tx, agent))
+
+    def remove_agent(self, agent_id: str) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: agents.remove_agent(tx, agent_id))
+
+    def local_agents(self) -> list[LocalAgent]:
+        return agents.local_agents(self._reader())
+
+    def local_agent(self, agent_id: str) -> LocalAgent | None:
+        return agents.local_agent(self._reader(), agent_id)
+
+    def raise_incident(self, incident: Incident) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: incidents.raise_incident(tx, incident))
+
+    def close_incident(self, kind: str, subject: str, *, at_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: incidents.close_incident(tx, kind, subject, at_ms))
+
+    def incidents(self, *, open_only: bool = True, after_id: int = 0, limit: int = 256) -> list[Incident]:
+        return incidents.incidents(self._reader(), open_only=open_only, after_id=after_id, limit=limit)
+
     # Joining
 
     def create_invite(self, invite: Invite) -> "asyncio.Future[None]":
@@ -242,6 +352,9 @@ class SqliteStore:
 
     def consume_invite_and_pin(self, invite_id: InviteId, node: KnownNode) -> "asyncio.Future[KnownNode]":
         return self._writer.submit(lambda tx: joining.consume_invite_and_pin(tx, invite_id, node))
+
+    def withdraw_invite(self, invite_id: InviteId, *, at_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: joining.withdraw_invite(tx, invite_id, at_ms))
 
     def known_node(self, node_id: str) -> KnownNode | None:
         return joining.known_node(self._reader(), node_id)
@@ -329,12 +442,6 @@ class SqliteStore:
             self._readers.database = reader
             self._open_readers.append(reader)
         return reader
-
-    def _gateway(self) -> tuple[int, bytes]:
-        row = self._reader().row(SQL.gateway)
-        if row is None:
-            raise Refusal(Code.STORAGE_CORRUPT, "the database does not say which node it belongs to")
-        return row[2], row[3]
 
 
 def _claim(database: Database, *, node_id: str, epoch: str, now_ms: int) -> None:

@@ -1,7 +1,7 @@
 """One transaction of the writer. Knows where the streams end, and gathers rows so that they are written in bulk.
 
-Rows of the outbox and of new deliveries wait here until the commit, or until somebody has to read them: a hundred
-callers that append one event each cost one statement.
+Rows of the outbox, of its streams and of new deliveries wait here until the commit, or until somebody has to read
+them: a hundred callers that append one event each cost one statement.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after, encode_for_outbox, foreign_source, unplaced
+from agentpost.store.streams import GrowingStreams
 from agentpost.store.values import Appended
 
 __all__ = ["Transaction", "delivery_row"]
@@ -34,13 +35,14 @@ class Transaction:
         self._chain: bytes = last[1]
         self.inbox_seq: int = database.value(SQL.inbox_latest_seq) or gateway[4]
         self._packed: list[bytes] = []
+        self._streams = GrowingStreams(database)
         self._deliveries: list[tuple[object, ...]] = []
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
-        seq, chain, node_id, packed = self.seq, self._chain, self.node_id, self._packed
-        gathered = len(packed)
+        seq, chain, node_id, packed, streams = self.seq, self._chain, self.node_id, self._packed, self._streams
+        gathered, in_streams = len(packed), len(streams)
         try:
             for event in events:
                 if event.source_node_id != node_id:
@@ -51,11 +53,14 @@ class Transaction:
                 # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch
                 # without asking Python for every value.
                 packed.append(event.event_id.encode() + chain + body)
+                if event.to_nodes:
+                    streams.extend(event.to_nodes, seq, body)
             if deliveries:
                 self._deliveries += _placed(deliveries, events, self.seq)
         except Refusal:
             # What cannot be written leaves no trace, nor do those before it.
             del packed[gathered:]
+            streams.shorten(in_streams)
             raise
         self.database.writes += 1
         appended = Appended(first_seq=self.seq + 1, last_seq=seq)
@@ -64,15 +69,19 @@ class Transaction:
 
     def flush(self) -> None:
         """Write what was gathered, so that statements can see it."""
+        if self._streams or self._deliveries:
+            # More than one statement: they need a transaction, if there is none yet.
+            self.database.begin_if_none()
         if self._packed:
             self.database.run_packed(SQL.append_events, self.seq - len(self._packed), self._packed)
             self._packed = []
+        self._streams.flush()
         if self._deliveries:
             self.database.run_many(SQL.add_delivery, self._deliveries)
             self._deliveries = []
 
     def begin(self, *, only_appends: bool) -> None:
-        """Begin. Appends without deliveries end up as one statement, which is a transaction by itself."""
+        """Begin. Appends are written at the commit, and by one statement if they can: a transaction by itself."""
         if not only_appends:
             self.database.begin()
 
@@ -83,6 +92,7 @@ class Transaction:
 
     def rollback(self) -> None:
         self._packed, self._deliveries = [], []
+        self._streams.forget()
         self.seq, self._chain, self.inbox_seq = self._durable
         self.database.rollback()
 
@@ -112,4 +122,6 @@ def delivery_row(delivery: Delivery, seq: int) -> tuple[object, ...]:
         delivery.closed_at_ms,
         delivery.answered_by_event_id,
         delivery.reason,
+        delivery.corr_id,
+        delivery.from_agent_id,
     )

@@ -1,7 +1,7 @@
 """What goes into a store and comes out of it. Frozen values, no behaviour, no SQL."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -23,16 +23,24 @@ __all__ = [
     "Cursor",
     "Head",
     "Inbound",
+    "Incident",
     "InboxPosition",
     "Invite",
     "KnownNode",
     "LedgerEntry",
     "LedgerState",
+    "LocalAgent",
+    "MirrorBatch",
+    "MirrorEvent",
+    "MirrorPosition",
+    "MirrorSlice",
     "Outcome",
     "OutboxSlice",
     "QuarantineEntry",
     "Settlement",
     "StoredEvent",
+    "StreamEvent",
+    "StreamSlice",
     "Subscriber",
 ]
 
@@ -67,6 +75,31 @@ class OutboxSlice(Struct, frozen=True, kw_only=True):
     events: tuple[StoredEvent, ...]
 
 
+class StreamEvent(Struct, frozen=True, kw_only=True):
+    """An event of one reader's stream; `chain` is the chain of that stream up to and with it."""
+
+    seq: int
+    chain: bytes
+    raw: bytes
+
+
+class StreamSlice(Struct, frozen=True, kw_only=True):
+    """What one reader gets of the outbox after `after_seq`, in order; what is left out was not for it.
+
+    `through_seq` is the seq of the last event here if more remain, else that of the head. `outbox_chain` and `chain`
+    are those of the whole outbox and of the stream at `through_seq`; `last_event_seq` is the stream's last event up to
+    there. `floor_seq` is the last event of the stream that was pruned: who stands before it cannot get all the rest.
+    """
+
+    after_seq: int
+    through_seq: int
+    floor_seq: int
+    outbox_chain: bytes
+    chain: bytes
+    last_event_seq: int
+    events: tuple[StreamEvent, ...]
+
+
 class Inbound(Struct, frozen=True, kw_only=True):
     """One event that was read, and an `accepted` ACK for each local agent that is to get it.
 
@@ -81,7 +114,8 @@ class Inbound(Struct, frozen=True, kw_only=True):
 class Acceptance(Struct, frozen=True, kw_only=True):
     """A batch that was read from one source: everything after `after_seq` through `through_seq`.
 
-    What the source left out of that range was not for this gateway.
+    What the source left out of that range was not for this gateway. `through_chain` is that of the stream it was read
+    from.
     """
 
     source_node_id: str
@@ -130,10 +164,11 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     settled_at_ms: int | None = None
     outcome: Outcome | None = None
     error: str | None = None
+    read_at_ms: int | None = None
 
 
 class BacklogItem(Struct, frozen=True, kw_only=True):
-    """An event that an agent has not settled yet."""
+    """An event of an agent's inbox, and what became of it there."""
 
     entry: LedgerEntry
     source_node_id: str
@@ -154,7 +189,10 @@ class Settlement(Struct, frozen=True, kw_only=True):
 
 
 class Cursor(Struct, frozen=True, kw_only=True):
-    """How far this gateway has read a source: the last contiguous seq that is durable here (CUR-1)."""
+    """How far this gateway has read a source: the last contiguous seq that is durable here (CUR-1).
+
+    `last_chain` is that of the stream it reads.
+    """
 
     source_node_id: str
     epoch: str
@@ -171,6 +209,63 @@ class Subscriber(Struct, frozen=True, kw_only=True):
     last_seq: int
     updated_at_ms: int
     lease_expires_at_ms: int
+
+
+class MirrorEvent(Struct, frozen=True, kw_only=True):
+    """An event of another node's outbox; `chain` is that of the whole outbox up to and with it."""
+
+    seq: int
+    chain: bytes
+    raw: bytes
+    to_nodes: tuple[str, ...]
+
+
+class MirrorBatch(Struct, frozen=True, kw_only=True):
+    """All events of an outbox after `after_seq` through `through_seq`, and the head that its owner signed for them."""
+
+    source_node_id: str
+    epoch: str
+    after_seq: int
+    through_seq: int
+    events: tuple[MirrorEvent, ...]
+    head: bytes
+    signature: bytes
+    at_ms: int
+
+
+class MirrorPosition(Struct, frozen=True, kw_only=True):
+    """How far an outbox is mirrored here, and how far its mirror was pruned."""
+
+    source_node_id: str
+    epoch: str
+    last_seq: int
+    last_chain: bytes
+    floor_seq: int
+
+
+class MirrorSlice(Struct, frozen=True, kw_only=True):
+    """What a mirror hands on: events after `after_seq`, through the seq of one head with its owner's signature.
+
+    The chains are as this mirror knows them, from where it began. A reader believes only the head.
+    """
+
+    source_node_id: str
+    epoch: str
+    after_seq: int
+    through_seq: int
+    head: bytes
+    signature: bytes
+    events: tuple[StreamEvent, ...]
+
+
+class LocalAgent(Struct, frozen=True, kw_only=True):
+    """An agent of this gateway, and how it is engaged: the name of its runtime, and what that wants to know."""
+
+    agent_id: str
+    runtime: str
+    options: dict[str, Any] = {}
+    created_at_ms: int
+    is_paused: bool = False
 
 
 class InboxPosition(Struct, frozen=True, kw_only=True):
@@ -215,10 +310,26 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     detail: dict[str, str | int | bool | None] = {}
 
 
+class Incident(Struct, frozen=True, kw_only=True):
+    """Something that a person should look at. There is one open incident at most for each kind and subject.
+
+    `id` is its place in the list, given when it is raised.
+    """
+
+    id: int = 0
+    kind: str
+    subject: str
+    at_ms: int
+    corr_id: str | None = None
+    detail: dict[str, str | int | bool | None] = {}
+    closed_at_ms: int | None = None
+
+
 class Invite(Struct, frozen=True, kw_only=True):
     """Leave for one node to join once (AUTH-2). The token itself is nowhere: `token_hash` is its sha256.
 
-    `public_key`, where it was registered beforehand, is the only one that may use the invite.
+    `public_key`, where it was registered beforehand, is the only one that may use the invite. `tailnet_name` says which
+    node of the tailnet has to be at the other end.
     """
 
     invite_id: InviteId
@@ -232,6 +343,7 @@ class Invite(Struct, frozen=True, kw_only=True):
     consumed_at_ms: int | None = None
     consumed_by: str | None = None
     revoked_at_ms: int | None = None
+    tailnet_name: str | None = None
 
 
 class KnownNode(Struct, frozen=True, kw_only=True):

@@ -171,7 +171,7 @@ class Writer:
         append = transaction.append
         job = None
         try:
-            transaction.begin(only_appends=all(job.work is None and not job.deliveries for job in jobs))
+            transaction.begin(only_appends=all(job.work is None for job in jobs))
             for job in jobs:
                 before = database.writes
                 try:

@@ -42,6 +42,15 @@ def bench_room_command(rounds: RoundsOption = 3, output: FormatOption = Format.T
     _print_metrics("room", bench_room(rounds=rounds, say=say), output)
 
 
+@bench_app.command("roundtrip", epilog="Example: [bold]agentpost bench roundtrip --rounds 3[/bold]")
+def bench_roundtrip_command(rounds: RoundsOption = 3, output: FormatOption = Format.TEXT) -> None:
+    """Sent, accepted, processed, seen by the sender, between two gateways; Redis and NATS beside it if installed."""
+    from agentpost.bench.roundtrip import bench_roundtrip
+    from agentpost.edges.bench_pair import bench_pair
+
+    _print_metrics("roundtrip", bench_roundtrip(rounds=rounds, pair=bench_pair, say=say), output)
+
+
 def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
     if output is Format.JSON:
         print_json(metrics)

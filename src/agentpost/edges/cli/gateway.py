@@ -24,10 +24,14 @@ from agentpost.store.home import Home
 from agentpost.store.integrity import check_home
 from agentpost.world import SystemChance, SystemClock
 
-__all__ = ["register"]
+__all__ = ["quiet_libraries", "register"]
 
 _WAIT_SECONDS: Final = 30.0
 _LOG_FILE: Final = "gateway.log"
+_NO_PROOF: Final = (
+    "this gateway lets nodes in that prove no key (--insecure-no-proof). Whoever has the token of an invite can pass "
+    "for its node. This is for a lab; start it without the flag anywhere else."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -46,9 +50,48 @@ def up(
     listen: Annotated[
         str | None, typer.Option("--listen", help="host:port; port 0 takes a free one.", show_default=False)
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="Where others reach a backbone gateway, if not at what it listens on.",
+            show_default=False,
+        ),
+    ] = None,
     home: HomeOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once it is ready; it logs into its home.")
+    ] = False,
+    attempts_per_address: Annotated[
+        str | None,
+        typer.Option(
+            "--attempts-per-address",
+            metavar="NUMBER",
+            help="Attempts to join that one address may make at once (120).",
+            show_default=False,
+        ),
+    ] = None,
+    attempts_per_token: Annotated[
+        str | None,
+        typer.Option(
+            "--attempts-per-token",
+            metavar="NUMBER",
+            help="The same for the token of one invite, from wherever (30).",
+            show_default=False,
+        ),
+    ] = None,
+    tailnet_socket: Annotated[
+        str | None,
+        typer.Option(
+            "--tailnet-socket",
+            metavar="PATH",
+            help="Where tailscaled answers, for invites that name a node of the tailnet.",
+            show_default=False,
+        ),
+    ] = None,
+    insecure_no_proof: Annotated[
+        bool, typer.Option("--insecure-no-proof", help="Let nodes in that prove no key. For a lab only; never kept.")
     ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -56,14 +99,23 @@ def up(
 
     It runs until Ctrl-C, SIGTERM or `agentpost down`, and drains before it stops.
     """
-    settings = load_settings(home=home, flags={"node": node, "tier": tier, "listen": listen})
+    flags = {
+        "node": node,
+        "tier": tier,
+        "listen": listen,
+        "public_url": public_url,
+        "attempts_per_address": attempts_per_address,
+        "attempts_per_token": attempts_per_token,
+        "tailnet_socket": tailnet_socket,
+    }
+    settings = load_settings(home=home, flags=flags, insecure_no_proof=insecure_no_proof)
+    if settings.insecure_no_proof:
+        stderr.print(f"[bold red]WARNING[/bold red]: {_NO_PROOF}", highlight=False)
     if detach:
         _start_detached(settings, output)
         return
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    # Libraries log what they were asked, which may hold secrets; ours never do.
-    for noisy in ("httpx", "httpcore", "uvicorn", "websockets"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    quiet_libraries()
 
     def on_ready(url: str) -> None:
         if output is Format.JSON:
@@ -76,11 +128,20 @@ def up(
         raise Refusal(Code.STORAGE_FAILED, "the gateway stopped because its disk failed; its log says how")
 
 
+def quiet_libraries() -> None:
+    """Libraries log what they were asked, which may hold secrets (AUTH-9); ours never do."""
+    for noisy in ("httpx", "httpcore", "uvicorn", "websockets"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
 async def _run(settings: Settings, on_ready: Callable[[str], None]) -> Phase:
     # The HTTP framework takes longer to load than any other command takes to run.
     from agentpost.edges.http.server import serve
+    from agentpost.edges.runtimes import make_runtime
+    from agentpost.edges.tailnet import Tailnet
 
-    gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance())
+    whois = None if settings.tailnet_socket is None else Tailnet(settings.tailnet_socket).whois
+    gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime, whois=whois)
     loop = asyncio.get_running_loop()
     for wanted in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(wanted, gateway.request_stop)
@@ -94,6 +155,11 @@ def _start_detached(settings: Settings, output: Format) -> None:
     command = [
         *(sys.executable, "-m", "agentpost", "up", "--home", str(settings.home), "--node", settings.node_id),
         *("--tier", settings.tier.value, "--listen", f"{settings.listen_host}:{settings.listen_port}"),
+        *(() if settings.public_url is None else ("--public-url", settings.public_url)),
+        *("--attempts-per-address", str(settings.attempts_per_address)),
+        *("--attempts-per-token", str(settings.attempts_per_token)),
+        *(() if settings.tailnet_socket is None else ("--tailnet-socket", str(settings.tailnet_socket))),
+        *(("--insecure-no-proof",) if settings.insecure_no_proof else ()),
     ]
     with log.open("ab") as file:
         log.chmod(0o600)
@@ -151,6 +217,8 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     stdout.print(f"  outbox: seq {found['outboxSeq']:,}", highlight=False)
     stdout.print(f"  inbox: seq {found['inboxSeq']:,}, settled up to {found['inboxAckedSeq']:,}", highlight=False)
     stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
+    if found.get("insecureNoProof"):
+        stdout.print(f"[bold red]WARNING[/bold red]: {_NO_PROOF}", highlight=False)
 
 
 def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
@@ -160,6 +228,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("home", lambda: _home_is_private(path)),
         _finding("store", lambda: _store_is_whole(path)),
         _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
+        _finding("proofs", lambda: _proofs_are_wanted(path)),
     ]
     if output is Format.JSON:
         print_json(findings)
@@ -192,6 +261,16 @@ def _store_is_whole(path: Path) -> str:
     if report.problems:
         raise Refusal(Code.STORAGE_CORRUPT, report.problems[0])
     return f"whole, {report.outbox_events:,} events in the outbox"
+
+
+def _proofs_are_wanted(path: Path) -> str:
+    try:
+        found: dict[str, Any] = OperatorClient(path).get("/operator/status")
+    except Refusal:
+        return "wanted, unless it is started with --insecure-no-proof"
+    if found.get("insecureNoProof"):
+        raise Refusal(Code.HOME_UNSAFE, _NO_PROOF, hint="`agentpost down`, then `agentpost up` without the flag.")
+    return "wanted of every node"
 
 
 def _until_timeout() -> Any:

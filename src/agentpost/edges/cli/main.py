@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from agentpost import __version__
-from agentpost.edges.cli import gateway, mesh
+from agentpost.edges.cli import gateway, mail, mesh
+from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
+from agentpost.edges.cli.deadletters import deadletters_app
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -34,6 +36,9 @@ app = typer.Typer(
 )
 gateway.register(app)
 mesh.register(app)
+mail.register(app)
+app.add_typer(agents_app, name="agents")
+app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(store_app, name="store")
 app.add_typer(bench_app, name="bench")
 

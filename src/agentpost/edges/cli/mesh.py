@@ -1,4 +1,4 @@
-"""`invite`, `join`, `nodes`, `revoke`: who belongs to the mesh."""
+"""`invite`, `invites`, `join`, `nodes`, `revoke`: who belongs to the mesh."""
 
 import re
 from typing import Annotated, Any, Final
@@ -14,12 +14,16 @@ from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["register"]
 
+# The gateway gives the other side 10 s for each of challenge, exchange and first sync.
+_JOIN_SECONDS: Final = 40.0
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600}
+_invites_app = typer.Typer(rich_markup_mode="rich")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of the mesh to the command line."""
     app.command(epilog="Example: [bold]agentpost invite --tier edge --node mbp-jane --ttl 15m[/bold]")(invite)
+    app.add_typer(_invites_app, name="invites")
     app.command(epilog="Example: [bold]agentpost join --url http://vps-jane:7801 --token agp_…[/bold]")(join)
     app.command(epilog="Example: [bold]agentpost nodes -o json[/bold]")(nodes)
     app.command(epilog="Example: [bold]agentpost revoke mbp-jane[/bold]")(revoke)
@@ -32,11 +36,25 @@ def invite(
     public_key: Annotated[
         str | None, typer.Option("--public-key", help="The key that the node must have.", show_default=False)
     ] = None,
+    replace_key: Annotated[
+        bool, typer.Option("--replace-key", help="The node lost its home: from now on its old key counts no more.")
+    ] = False,
+    tailnet: Annotated[
+        str | None,
+        typer.Option(
+            "--tailnet",
+            metavar="NAME",
+            help="The machine of the tailnet that must join, as mbp-jane.tail1234.ts.net.",
+            show_default=False,
+        ),
+    ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Make an invite for one node. The token is shown once and stored nowhere; give it to that node only."""
     body = {"node": node, "tier": tier, "ttlSeconds": _seconds(ttl), "publicKey": public_key}
+    body |= {"replaceKey": True} if replace_key else {}
+    body |= {} if tailnet is None else {"tailnet": tailnet.rstrip(".").lower()}
     client = OperatorClient(home_of(None, home=home))
     made: dict[str, Any] = client.post("/operator/invites", body)
     if output is Format.JSON:
@@ -45,6 +63,42 @@ def invite(
     url = client.get("/operator/status")["url"]
     stdout.print(f"On {escape(node)}, before {made['expiresAt']}:", highlight=False)
     stdout.print(f"agentpost join --url {url} --token {made['token']}", highlight=False, soft_wrap=True)
+
+
+@_invites_app.callback(invoke_without_command=True, epilog="Example: [bold]agentpost invites -o json[/bold]")
+def invites(context: typer.Context, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """The invites in the room, whichever gateway made them, and what became of them."""
+    if context.invoked_subcommand is not None:
+        return
+    found: list[dict[str, Any]] = OperatorClient(home_of(None, home=home)).get("/operator/invites")["invites"]
+    if output is Format.JSON:
+        print_json(found)
+        return
+    columns = {
+        "inviteId": "invite",
+        "expectedNodeId": "for",
+        "tier": "tier",
+        "status": "status",
+        "expiresAt": "good until",
+        "createdBy": "made by",
+    }
+    rows = [tuple(escape(each[name] or "") for name in columns) for each in found]
+    print_table("Invites", tuple(columns.values()), rows)
+
+
+@_invites_app.command(epilog="Example: [bold]agentpost invites withdraw inv_01JV3T7E6Q8M1W2R4D9K0N5P7H[/bold]")
+def withdraw(
+    invite_id: Annotated[str, typer.Argument(metavar="INVITE", help="The id, as `agentpost invites` shows it.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Take back an invite that nobody has joined with yet. Its gateway is the one that made it."""
+    client = OperatorClient(home_of(None, home=home))
+    done: dict[str, Any] = client.post("/operator/invites/withdraw", {"inviteId": invite_id})
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print(f"{escape(invite_id)} is withdrawn", highlight=False)
 
 
 def join(
@@ -56,7 +110,8 @@ def join(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Join the mesh of another gateway with its invite. The gateway of this machine has to be up."""
-    seed: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/operator/join", {"url": url, "token": token})
+    client = OperatorClient(home_of(None, home=home), timeout_seconds=_JOIN_SECONDS)
+    seed: dict[str, Any] = client.post("/operator/join", {"url": url, "token": token})
     if output is Format.JSON:
         print_json(seed)
     else:

@@ -11,7 +11,18 @@ from rich.table import Table
 
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["Format", "FormatOption", "exit_code", "print_error", "print_json", "print_table", "say", "stderr", "stdout"]
+__all__ = [
+    "Format",
+    "FormatOption",
+    "ago",
+    "exit_code",
+    "print_error",
+    "print_json",
+    "print_table",
+    "say",
+    "stderr",
+    "stdout",
+]
 
 stdout = Console()
 stderr = Console(stderr=True)
@@ -51,6 +62,15 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     stdout.print(table)
+
+
+def ago(elapsed_ms: float) -> str:
+    """How long ago, in the unit that fits: 12 s, 5 min, 3 h, 2 d."""
+    seconds = max(0.0, elapsed_ms / 1000)
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def say(text: str) -> None:

@@ -1,18 +1,31 @@
 """The operator's door: a Unix socket inside the home. Who can open it owns the home; loopback means nothing."""
 
-from typing import Any
+from typing import Annotated, Any, Final
 
 from litestar import Litestar, get, post
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.params import Body
 from msgspec import Struct
 
+from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
+from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.mail import mail_routes
+from agentpost.edges.http.records import record_routes
 from agentpost.edges.seed_link import Seed, SeedLinks
 from agentpost.gateway import Gateway, GatewayStatus
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.timestamps import format_ms, parse_ms
+from agentpost.room.records import Record
 
 __all__ = ["operator_app"]
+
+_OPENAPI: Final = OpenAPIConfig(
+    title="agentpost", version=__version__, path="/ansible/openapi", render_plugins=[JsonRenderPlugin()]
+)
 
 
 class InviteRequest(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -20,6 +33,12 @@ class InviteRequest(Struct, frozen=True, kw_only=True, rename="camel"):
     tier: NodeTier = NodeTier.EDGE
     ttl_seconds: int = DEFAULT_TTL_SECONDS
     public_key: str | None = None
+    tailnet: str | None = None
+    replace_key: bool = False
+
+
+class WithdrawRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+    invite_id: str
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -44,19 +63,39 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
         return {"phase": gateway.phase.value}
 
     @post("/operator/invites", status_code=201)
-    async def invite(data: InviteRequest) -> NewInvite:
+    async def invite(data: Annotated[InviteRequest, Body()]) -> NewInvite:
         if gateway.settings.tier is not NodeTier.BACKBONE:
             raise Refusal(
                 Code.WRITE_DENIED,
                 f"{gateway.settings.node_id} is an edge node, and only backbone nodes let others in",
                 hint="Invite from a backbone gateway.",
             )
-        return await gateway.joining.invite(
-            tier=data.tier, expected_node_id=data.node, ttl_seconds=data.ttl_seconds, public_key=data.public_key
+        made = await gateway.joining.invite(
+            tier=data.tier,
+            expected_node_id=data.node,
+            ttl_seconds=data.ttl_seconds,
+            public_key=data.public_key,
+            tailnet_name=data.tailnet,
+            replace_key=data.replace_key,
         )
+        if data.replace_key:
+            gateway.cut(data.node)
+        gateway.show_invites()
+        return made
+
+    @get("/operator/invites", sync_to_thread=False)
+    def invites() -> dict[str, Any]:
+        now_ms = gateway.clock.now_ms()
+        records = gateway.host.room.records("invites")
+        return {"invites": [_shown(key, record, now_ms) for key, record in sorted(records.items()) if "tier" in record]}
+
+    @post("/operator/invites/withdraw", status_code=200)
+    async def withdraw(data: Annotated[WithdrawRequest, Body()]) -> dict[str, str]:
+        await gateway.withdraw_invite(data.invite_id)
+        return {"withdrawn": data.invite_id}
 
     @post("/operator/join", status_code=200)
-    async def join(data: JoinRequest) -> Seed:
+    async def join(data: Annotated[JoinRequest, Body()]) -> Seed:
         return await seeds.join(data.url, data.token)
 
     @get("/operator/nodes", sync_to_thread=False)
@@ -76,13 +115,40 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
         }
 
     @post("/operator/revoke", status_code=200)
-    async def revoke(data: RevokeRequest) -> dict[str, str]:
+    async def revoke(data: Annotated[RevokeRequest, Body()]) -> dict[str, str]:
         await gateway.revoke(data.node)
         return {"revoked": data.node}
 
     return Litestar(
-        route_handlers=[status, shutdown, invite, join, nodes, revoke],
+        route_handlers=[
+            *mail_routes(gateway.engine),
+            *agent_routes(gateway.engine),
+            *record_routes(gateway.engine),
+            status,
+            shutdown,
+            invite,
+            invites,
+            withdraw,
+            join,
+            nodes,
+            revoke,
+        ],
         exception_handlers=EXCEPTION_HANDLERS,
-        openapi_config=None,
+        openapi_config=_OPENAPI,
         logging_config=None,
     )
+
+
+def _shown(invite_id: str, record: Record, now_ms: int) -> dict[str, Any]:
+    """An invite as it stands in the room. Its gateway may be away, so what has expired is told by the time."""
+    at: int | str = record["expiresAt"]
+    expires_at_ms = at if isinstance(at, int) else parse_ms(at)
+    status = record.get("status")
+    return {
+        "inviteId": invite_id,
+        "tier": record["tier"],
+        "expectedNodeId": record.get("expectedNodeId"),
+        "expiresAt": format_ms(expires_at_ms),
+        "createdBy": record["createdBy"],
+        "status": "expired" if status == "open" and now_ms >= expires_at_ms else status,
+    }

@@ -1,4 +1,4 @@
-"""The room over WebSocket, behind a gate: who has no good ticket gets an HTTP answer and no connection (AUTH-1).
+"""The room and the links over WebSocket, behind a gate: no good ticket, an HTTP answer and no connection (AUTH-1).
 
 The ticket travels in `Authorization: Bearer …` or, for clients that cannot set headers, as the subprotocol
 `ticket.<ticket>` beside `ansible-yjs`. Never in the URL, which gets logged (AUTH-9).
@@ -13,7 +13,8 @@ import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from agentpost.auth.limits import RateLimited
-from agentpost.auth.wire import Entry
+from agentpost.auth.wire import LINK_ROOM, Entry
+from agentpost.edges.link.serve import LINK_PATH, LinkDoor
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.room.sync import RoomSession
@@ -46,6 +47,13 @@ class RoomGate:
             await _deny(send, refusal)
             return
         # Nothing is awaited between the ticket and this, so that a revocation finds the connection.
+        if scope["path"] == LINK_PATH and self._gateway.links is not None:
+            door = LinkDoor(self._gateway, self._gateway.links, entry)
+            try:
+                await door.serve(receive, send)
+            finally:
+                door.close()
+            return
         connection = RoomConnection(self._gateway, entry)
         try:
             await connection.serve(scope, receive, send)
@@ -54,9 +62,7 @@ class RoomGate:
 
     async def _redeem(self, scope: Scope) -> Entry:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        path = unquote(scope["path"])
-        if not path.startswith(_ROOM_PATH):
-            raise Refusal(Code.NOT_FOUND, "there is no WebSocket at this path", hint="The room is at /ansible/room/….")
+        room = self._room_at(scope["path"])
         if b"origin" in headers:
             raise Refusal(Code.ROOM_DENIED, "the room is not for pages in a browser")
         ticket = _ticket(headers)
@@ -68,7 +74,19 @@ class RoomGate:
             )
         client = scope["client"]
         address = client[0] if client else "unknown"
-        return await self._gateway.joining.redeem(ticket, room=path.removeprefix(_ROOM_PATH), address=address)
+        return await self._gateway.joining.redeem(ticket, room=room, address=address)
+
+    def _room_at(self, path: str) -> str:
+        """What a ticket has to be for, to be let in at this path."""
+        if path == LINK_PATH:
+            if self._gateway.links is None:
+                raise Refusal(Code.UNAVAILABLE, "this gateway takes no links")
+            return LINK_ROOM
+        room = unquote(path).removeprefix(_ROOM_PATH)
+        # A ticket for links opens no room.
+        if not unquote(path).startswith(_ROOM_PATH) or room == LINK_ROOM:
+            raise Refusal(Code.NOT_FOUND, "there is no WebSocket at this path", hint="The room is at /ansible/room/….")
+        return room
 
 
 class RoomConnection:

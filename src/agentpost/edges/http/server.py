@@ -54,7 +54,7 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
                 if any(run.done() for run in runs):
                     raise Refusal(Code.UNAVAILABLE, "the HTTP server did not start; its log says why")
                 await asyncio.sleep(0.005)
-            gateway.url = _url(public)
+            gateway.announce(_url(public))
             on_ready(gateway.url)
             await gateway.stopping.wait()
             for connection in tuple(gateway.connections):

@@ -1,21 +1,21 @@
 -- name: add_delivery
 INSERT INTO deliveries (event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
-  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: replace_delivery
 INSERT OR REPLACE INTO deliveries (event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
-  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: deliveries_of_events
 SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
-  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
 FROM deliveries WHERE event_id IN carray(?)
 
 -- name: due_deliveries
 SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
-  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
 FROM deliveries WHERE due_at_ms <= ? ORDER BY due_at_ms, event_id, to_agent_id LIMIT ?
 
 -- name: next_due_delivery
@@ -26,3 +26,32 @@ SELECT min(seq) FROM deliveries WHERE state IN ('Emitted', 'RetryPending')
 
 -- name: count_deliveries
 SELECT state, count(*) FROM deliveries GROUP BY state
+
+-- name: deliveries_in_state
+SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
+FROM deliveries WHERE state = ? AND (event_id, to_agent_id) > (?, ?) ORDER BY event_id, to_agent_id LIMIT ?
+
+-- name: deliveries_by_corr
+SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
+FROM deliveries WHERE corr_id = ? ORDER BY event_id, to_agent_id
+
+-- name: reschedule
+UPDATE deliveries SET due_at_ms = ?
+WHERE event_id = ? AND to_agent_id = ? AND state IN ('Emitted', 'RetryPending', 'Accepted')
+
+-- name: note_resent
+UPDATE deliveries SET answered_by_event_id = ?
+WHERE event_id = ? AND to_agent_id = ? AND state = 'DeadLetter'
+
+-- name: purge_delivery
+DELETE FROM deliveries
+WHERE event_id = ? AND to_agent_id = ? AND state NOT IN ('Emitted', 'RetryPending', 'Accepted')
+
+-- name: prune_ended_deliveries
+DELETE FROM deliveries WHERE (event_id, to_agent_id) IN (
+  SELECT event_id, to_agent_id FROM deliveries
+  WHERE closed_at_ms < ? AND closed_at_ms IS NOT NULL AND state <> 'DeadLetter'
+  ORDER BY closed_at_ms, event_id, to_agent_id LIMIT ?
+)

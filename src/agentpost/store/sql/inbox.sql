@@ -5,8 +5,8 @@ SELECT inbox_floor_seq FROM gateway
 SELECT max(seq) FROM inbox
 
 -- name: take_event
-INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: inbox_body
 SELECT body FROM inbox WHERE seq = ?
@@ -22,8 +22,13 @@ INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms) VAL
 
 -- name: ledger_entry
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
-  outcome, error
+  outcome, error, read_at_ms
 FROM ledger WHERE event_id = ? AND to_agent_id = ?
+
+-- name: engaged_entries
+SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
+  outcome, error, read_at_ms
+FROM ledger INDEXED BY ledger_open WHERE state = 'engaged' AND settled_at_ms IS NULL ORDER BY inbox_seq, to_agent_id
 
 -- name: engage
 UPDATE ledger SET state = 'engaged', attempts = attempts + 1, engaged_at_ms = ?
@@ -39,10 +44,59 @@ WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 
 -- name: backlog
 SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
-  l.settled_at_ms, l.outcome, l.error, i.source_node_id, i.source_seq, i.body
-FROM ledger AS l JOIN inbox AS i ON i.seq = l.inbox_seq
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l INDEXED BY ledger_backlog JOIN inbox AS i ON i.seq = l.inbox_seq
 WHERE l.to_agent_id = ? AND l.inbox_seq > ? AND l.settled_at_ms IS NULL
 ORDER BY l.inbox_seq LIMIT ?
+
+-- name: backlog_newest_first
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l INDEXED BY ledger_backlog JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.to_agent_id = ? AND l.inbox_seq < ? AND l.settled_at_ms IS NULL
+ORDER BY l.inbox_seq DESC LIMIT ?
+
+-- name: inbox_items
+-- The ledger outlives the inbox: without the floor, all that was pruned would be looked through.
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.to_agent_id = ? AND l.inbox_seq > max(?, (SELECT inbox_floor_seq FROM gateway))
+ORDER BY l.inbox_seq LIMIT ?
+
+-- name: inbox_items_newest_first
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.to_agent_id = ? AND l.inbox_seq < ? AND l.inbox_seq > (SELECT inbox_floor_seq FROM gateway)
+ORDER BY l.inbox_seq DESC LIMIT ?
+
+-- name: inbox_item
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.event_id = ? AND l.to_agent_id = ?
+
+-- name: inbox_by_corr
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM inbox AS i JOIN ledger AS l ON l.event_id = i.event_id AND l.inbox_seq = i.seq
+WHERE i.corr_id = ? ORDER BY i.seq, l.to_agent_id
+
+-- name: backlog_size
+SELECT count(*) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = ? AND settled_at_ms IS NULL
+
+-- name: next_backlog_due
+SELECT min(due_at_ms) FROM ledger WHERE to_agent_id = ? AND state = 'queued'
+
+-- name: mark_read
+UPDATE ledger SET read_at_ms = ? WHERE event_id = ? AND to_agent_id = ? AND read_at_ms IS NULL
+
+-- name: prune_settled_entries
+DELETE FROM ledger WHERE (event_id, to_agent_id) IN (
+  SELECT event_id, to_agent_id FROM ledger
+  WHERE settled_at_ms < ? AND settled_at_ms IS NOT NULL ORDER BY settled_at_ms, event_id, to_agent_id LIMIT ?
+)
 
 -- name: oldest_open_inbox_seq
 SELECT min(inbox_seq) FROM ledger WHERE settled_at_ms IS NULL

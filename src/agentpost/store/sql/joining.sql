@@ -1,21 +1,21 @@
 -- name: create_invite
 INSERT INTO invites (invite_id, token_hash, tier, expected_node_id, public_key, created_by, created_at_ms,
-  expires_at_ms, consumed_at_ms, consumed_by, revoked_at_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  expires_at_ms, consumed_at_ms, consumed_by, revoked_at_ms, tailnet_name)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: invite_by_hash
 SELECT invite_id, token_hash, tier, expected_node_id, public_key, created_by, created_at_ms, expires_at_ms,
-  consumed_at_ms, consumed_by, revoked_at_ms
+  consumed_at_ms, consumed_by, revoked_at_ms, tailnet_name
 FROM invites WHERE token_hash = ?
 
 -- name: invite_by_id
 SELECT invite_id, token_hash, tier, expected_node_id, public_key, created_by, created_at_ms, expires_at_ms,
-  consumed_at_ms, consumed_by, revoked_at_ms
+  consumed_at_ms, consumed_by, revoked_at_ms, tailnet_name
 FROM invites WHERE invite_id = ?
 
 -- name: latest_invites
 SELECT invite_id, token_hash, tier, expected_node_id, public_key, created_by, created_at_ms, expires_at_ms,
-  consumed_at_ms, consumed_by, revoked_at_ms
+  consumed_at_ms, consumed_by, revoked_at_ms, tailnet_name
 FROM invites ORDER BY invite_id DESC LIMIT ?
 
 -- name: consume_invite
@@ -24,6 +24,9 @@ UPDATE invites SET consumed_at_ms = ?, consumed_by = ? WHERE invite_id = ?
 -- name: withdraw_invites
 UPDATE invites SET revoked_at_ms = ?
 WHERE expected_node_id = ? AND consumed_at_ms IS NULL AND revoked_at_ms IS NULL
+
+-- name: withdraw_invite
+UPDATE invites SET revoked_at_ms = ? WHERE invite_id = ? AND consumed_at_ms IS NULL AND revoked_at_ms IS NULL
 
 -- name: known_node
 SELECT node_id, signing_public, sealing_public, tier, admitted_by, invite_id, pinned_at_ms, revoked_at_ms

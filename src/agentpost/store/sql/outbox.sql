@@ -39,3 +39,6 @@ SELECT count(*) FROM inbox
 -- name: ledger_without_inbox
 SELECT event_id, to_agent_id FROM ledger
 WHERE settled_at_ms IS NULL AND inbox_seq NOT IN (SELECT seq FROM inbox) LIMIT ?
+
+-- name: outbox_floor
+SELECT outbox_floor_seq, outbox_floor_chain FROM gateway

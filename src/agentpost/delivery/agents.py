@@ -1,0 +1,174 @@
+"""The agents of this gateway: who they are, how each is engaged, and that the mesh knows of them.
+
+The store decides and the room follows: an agent is kept here first and published then, and `announce` publishes all of
+them again at a start. Knows nothing of Yjs or of what a runtime does with its options.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
+
+from agentpost.delivery.postmaster import POSTMASTER
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.routing import ALL_AGENTS
+from agentpost.protocol.snapshot import AgentStatus
+from agentpost.store.interface import Store
+from agentpost.store.values import Incident, LocalAgent
+from agentpost.world import Clock
+
+__all__ = ["AgentDirectory", "LocalAgents", "shown_options"]
+
+_log = logging.getLogger(__name__)
+
+# The form of the room's keys: nothing in it means anything to a path, a URL or a terminal.
+_is_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}").fullmatch
+_RESERVED: Final = frozenset({ALL_AGENTS, POSTMASTER})
+_SECRET_OPTIONS: Final = frozenset({"secret", "env", "headers"})
+CONFLICT: Final = "agent_conflict"
+
+
+class AgentDirectory(Protocol):
+    """The list of agents that all gateways share."""
+
+    def owner_of(self, agent_id: str) -> str | None:
+        """The node that hosts this agent; None if nobody does."""
+        ...
+
+    def publish(self, agent_id: str, status: AgentStatus) -> None:
+        """Say that this node hosts the agent. Refused if another one does."""
+        ...
+
+    def withdraw(self, agent_id: str) -> None:
+        """Take the agent out of the list, if this node hosts it."""
+        ...
+
+
+class LocalAgents:
+    """`check` refuses an agent whose runtime or options make no sense; `on_change` hears of every change."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        directory: AgentDirectory,
+        clock: Clock,
+        check: Callable[[LocalAgent], None] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._clock = clock
+        self._check = check
+        self._on_change = on_change
+
+    async def add(self, agent_id: str, runtime: str, options: dict[str, Any] | None = None) -> LocalAgent:
+        """Add an agent, or change how one that is here is engaged. Mail for it can be sent once this returns."""
+        _check_id(agent_id)
+        present = self._store.local_agent(agent_id)
+        agent = LocalAgent(
+            agent_id=agent_id,
+            runtime=runtime,
+            options=options or {},
+            created_at_ms=self._clock.now_ms() if present is None else present.created_at_ms,
+            is_paused=present is not None and present.is_paused,
+        )
+        if self._check is not None:
+            self._check(agent)
+        owner = self._directory.owner_of(agent_id)
+        if owner is not None and owner != self._store.node_id:
+            raise _owned(agent_id, owner)
+        await self._store.put_agent(agent)
+        self._directory.publish(agent_id, AgentStatus.ACTIVE)
+        self._changed()
+        return agent
+
+    async def remove(self, agent_id: str) -> None:
+        """Take an agent away. What it has not settled stays in its inbox, and goes on if it is added again."""
+        self.get(agent_id)
+        # Withdrawn first: what is sent meanwhile is refused where it is sent, instead of waiting for nobody here.
+        self._directory.withdraw(agent_id)
+        await self._store.remove_agent(agent_id)
+        self._changed()
+
+    async def pause(self, agent_id: str) -> LocalAgent:
+        """Stop engaging an agent. Its mail is still accepted, and waits; for the mesh it is as before."""
+        return await self._set_paused(agent_id, is_paused=True)
+
+    async def resume(self, agent_id: str) -> LocalAgent:
+        """Engage an agent again, with what waits first."""
+        return await self._set_paused(agent_id, is_paused=False)
+
+    def get(self, agent_id: str) -> LocalAgent:
+        agent = self._store.local_agent(agent_id)
+        if agent is None:
+            known = ", ".join(each.agent_id for each in self._store.local_agents()[:10]) or "none"
+            raise Refusal(
+                Code.NOT_FOUND,
+                f"{agent_id!r:.80} is not an agent of this gateway",
+                field="agentId",
+                hint=f"Agents here: {known}. Add one with `agentpost agents add`.",
+            )
+        return agent
+
+    def list(self) -> "list[LocalAgent]":
+        """All of them, by id. `shown_options` is what may be shown of their options."""
+        return sorted(self._store.local_agents(), key=lambda agent: agent.agent_id)
+
+    async def announce(self) -> None:
+        """Publish all agents, at a start and whenever the room was taken anew. One that moved away is an incident."""
+        for agent in self._store.local_agents():
+            try:
+                self._directory.publish(agent.agent_id, AgentStatus.ACTIVE)
+            except Refusal as refusal:
+                owner = self._directory.owner_of(agent.agent_id)
+                _log.warning("%s could not be published: %s", agent.agent_id, refusal.message)
+                await self._store.raise_incident(
+                    Incident(
+                        kind=CONFLICT,
+                        subject=agent.agent_id,
+                        at_ms=self._clock.now_ms(),
+                        detail={"agentId": agent.agent_id, "ownerNodeId": owner, "code": refusal.code.value},
+                    )
+                )
+            else:
+                await self._store.close_incident(CONFLICT, agent.agent_id, at_ms=self._clock.now_ms())
+
+    async def _set_paused(self, agent_id: str, *, is_paused: bool) -> LocalAgent:
+        agent = self.get(agent_id)
+        if agent.is_paused != is_paused:
+            agent = replace(agent, is_paused=is_paused)
+            await self._store.put_agent(agent)
+            self._changed()
+        return agent
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
+
+
+def shown_options(agent: LocalAgent) -> dict[str, Any]:
+    """The options without the secrets in them: what a list may show."""
+    return {name: "***" if name in _SECRET_OPTIONS else value for name, value in agent.options.items()}
+
+
+def _check_id(agent_id: str) -> None:
+    if not _is_id(agent_id):
+        raise Refusal(
+            Code.INVALID_FIELD,
+            "agentId must be 1 to 128 of A-Z a-z 0-9 _ . @ -, a letter or digit first",
+            field="agentId",
+        )
+    if agent_id in _RESERVED:
+        raise Refusal(Code.INVALID_FIELD, f"agentId {agent_id!r} means something else in addresses", field="agentId")
+
+
+def _owned(agent_id: str, owner: str) -> Refusal:
+    return Refusal(
+        Code.CONFLICT,
+        f"{agent_id} belongs to {owner}",
+        field="agentId",
+        hint=f"Take another id, or remove it at {owner} first.",
+    )

@@ -1,0 +1,117 @@
+"""Content: which fields of which payload people and agents say to each other in, and those fields as bytes (PIPE-4).
+
+Knows nothing of keys. A payload without its content keeps all that routing, SLAs and the pipeline need.
+"""
+
+from typing import Any, Final, TypeVar, get_args
+
+import msgspec
+from msgspec import structs
+
+from agentpost.delivery.ports import Content
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.payloads import Payload
+from agentpost.protocol.plain import check_plain
+
+__all__ = [
+    "CONTENT_FIELDS",
+    "check_content",
+    "check_fits",
+    "content_of",
+    "decode_content",
+    "encode_content",
+    "with_content",
+    "without_content",
+]
+
+AnyPayload = TypeVar("AnyPayload", bound=Payload)
+
+_NAMES: Final = tuple(info.name for info in structs.fields(Content))
+_FREE_FORM: Final = ("context", "output")
+_TEXTS: Final = tuple(name for name in _NAMES if name not in _FREE_FORM)
+
+
+def _content_fields(cls: type[msgspec.Struct]) -> tuple[str, ...]:
+    names = {info.name for info in structs.fields(cls)}
+    return tuple(name for name in _NAMES if name in names) if "sealed" in names else ()
+
+
+# A content field has the same name in every contract and in `Content`. Contracts without content are not in here.
+CONTENT_FIELDS: Final[dict[type[Payload], tuple[str, ...]]] = {
+    cls: names for cls in get_args(Payload) if (names := _content_fields(cls))
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Content)
+
+
+def content_of(payload: Payload) -> Content:
+    """What stands in the payload in the clear."""
+    return Content(**{name: getattr(payload, name) for name in CONTENT_FIELDS.get(type(payload), ())})
+
+
+def without_content(payload: AnyPayload) -> AnyPayload:
+    """The payload with nothing that anybody said."""
+    names = CONTENT_FIELDS.get(type(payload))
+    return payload if names is None else _replaced(payload, dict.fromkeys(names))
+
+
+def with_content(payload: AnyPayload, content: Content) -> AnyPayload:
+    """The payload as if nothing had ever been sealed, for its recipients to read."""
+    names = CONTENT_FIELDS.get(type(payload))
+    if names is None:
+        return payload
+    check_fits(content, type(payload))
+    return _replaced(payload, {"sealed": None} | {name: getattr(content, name) for name in names})
+
+
+def check_fits(content: Content, kind: type[Payload]) -> None:
+    """Refuse content with a field that this contract does not have: its reader would never see it."""
+    allowed = CONTENT_FIELDS.get(kind, ())
+    for name in _NAMES:
+        if getattr(content, name) is not None and name not in allowed:
+            said = _wire_name(name)
+            raise Refusal(Code.INVALID_FIELD, f"{said} has no place in a {kind.__name__}", field=f"payload.{said}")
+
+
+def check_content(content: Content) -> None:
+    """Refuse content that its readers could not decode."""
+    for name in _TEXTS:
+        text: object = getattr(content, name)
+        if text is None or (type(text) is str and text.isascii()):
+            continue
+        if type(text) is not str:
+            field = f"payload.{_wire_name(name)}"
+            raise Refusal(Code.INVALID_FIELD, f"{field} must be text", field=field)
+        check_plain(text, field=f"payload.{_wire_name(name)}")
+    if content.context is not None:
+        check_plain(content.context, field="payload.context")
+    if content.output is not None:
+        check_plain(content.output, field="payload.output")
+
+
+def encode_content(content: Content) -> bytes:
+    """The bytes that are sealed. What could not be read again is refused."""
+    check_content(content)
+    return _encoder.encode(content)
+
+
+def decode_content(raw: bytes) -> Content:
+    """The content that these bytes say. A refusal repeats nothing of it: refusals are logged, content never is."""
+    try:
+        content = _decoder.decode(raw)
+        check_content(content)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        raise Refusal(Code.MALFORMED, "what was sealed is not content that this protocol knows") from None
+    except Refusal as refusal:
+        raise Refusal(refusal.code, "what was sealed holds a value that cannot travel") from None
+    return content
+
+
+def _wire_name(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.title() for part in rest)
+
+
+def _replaced(payload: AnyPayload, fields: dict[str, Any]) -> AnyPayload:
+    return structs.replace(payload, **fields)

@@ -1,0 +1,312 @@
+"""Dead letters: to list, to look into, to send again and to purge, and all of it in the audit (RTY-7).
+
+A dead letter is an end (RTY-6), so sending it again makes a new event in the same conversation; the old one notes as
+what it was sent again.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agentpost.delivery.making import EventMaker
+from agentpost.delivery.placing import Placement, place
+from agentpost.delivery.policy import DeliveryPolicy, ack_due_at_ms
+from agentpost.delivery.ports import Content, RoomView
+from agentpost.delivery.trace import TraceStep, trace_event
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.routing import RouteRequest
+from agentpost.protocol.timestamps import format_ms, parse_ms
+from agentpost.store.interface import Store
+from agentpost.store.values import Appended, AuditEntry
+from agentpost.world import Clock
+
+__all__ = [
+    "DeadLetterLine",
+    "DeadLetterView",
+    "DeadLetters",
+    "Filter",
+    "NotResent",
+    "Publishes",
+    "Resent",
+    "ResentLetter",
+]
+
+_PAGE: Final = 256
+
+
+class Opens(Protocol):
+    """As much of the sealer as this needs."""
+
+    def open(self, event: Event) -> Content: ...
+
+
+class Publishes(Protocol):
+    """As much of the publisher as this needs."""
+
+    async def publish(self, event: Event, *, content: Content, deliveries: Sequence[Delivery] = ()) -> Appended: ...
+
+
+class Filter(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """Which dead letters are meant. Nothing given means all of them; hence a misspelt field is refused."""
+
+    event_id: EventId | None = None
+    to_agent_id: str | None = None
+    reason: str | None = None
+    since_ms: int | None = None
+
+    def takes(self, delivery: Delivery) -> bool:
+        return (
+            (self.event_id is None or delivery.event_id == self.event_id)
+            and (self.to_agent_id is None or delivery.to_agent_id == self.to_agent_id)
+            and (self.reason is None or delivery.reason == self.reason)
+            and (self.since_ms is None or (delivery.closed_at_ms or 0) >= self.since_ms)
+        )
+
+
+class DeadLetterLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One dead letter as a list shows it; (`event_id`, `to_agent_id`) is where the next page starts."""
+
+    event_id: EventId
+    to_agent_id: str
+    from_agent_id: str
+    corr_id: str
+    to_node_id: str | None = None
+    reason: str | None = None
+    attempts: int
+    emitted_at_ms: int
+    dead_lettered_at_ms: int
+    resent_as: EventId | None = None
+
+
+class DeadLetterView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Everything about one event that did not arrive. `problem` says why it has no content here."""
+
+    event_id: EventId
+    letters: tuple[DeadLetterLine, ...]
+    history: tuple[TraceStep, ...]
+    kind: str | None = None
+    content: Content | None = None
+    problem: str | None = None
+
+
+class ResentLetter(Struct, frozen=True, kw_only=True, rename="camel"):
+    event_id: EventId
+    to_agents: tuple[str, ...]
+    resent_as: EventId
+
+
+class NotResent(Struct, frozen=True, kw_only=True, rename="camel"):
+    event_id: EventId
+    to_agents: tuple[str, ...]
+    reason: str
+
+
+class Resent(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What was sent again, and what could not be: that one stays a dead letter."""
+
+    resent: tuple[ResentLetter, ...]
+    refused: tuple[NotResent, ...] = ()
+
+
+class DeadLetters:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        room: RoomView,
+        publisher: Publishes,
+        sealer: Opens,
+        maker: EventMaker,
+        clock: Clock,
+        policy: DeliveryPolicy | None = None,
+    ) -> None:
+        self._store = store
+        self._room = room
+        self._publisher = publisher
+        self._sealer = sealer
+        self._maker = maker
+        self._clock = clock
+        self._policy = policy or DeliveryPolicy()
+
+    async def list(
+        self, which: Filter | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 50, actor: str
+    ) -> "list[DeadLetterLine]":
+        """A page of dead letters, oldest first."""
+        which = which or Filter()
+        lines: list[DeadLetterLine] = []
+        for delivery in self._dead(which, after=after):
+            lines.append(_line(delivery))
+            if len(lines) >= limit:
+                break
+        await self._record([self._entry("deadletters.list", actor, detail={**_named(which), "count": len(lines)})])
+        return lines
+
+    async def show(self, event_id: EventId, *, actor: str) -> DeadLetterView:
+        """One event that did not reach everybody: to whom, why, what was tried, and what it says."""
+        letters = list(self._dead(Filter(event_id=event_id)))
+        if not letters:
+            raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not a dead letter", field="eventId")
+        event = self._event(event_id)
+        content: Content | None = None
+        problem = "the outbox has it no more"
+        if event is not None:
+            try:
+                content, problem = self._sealer.open(event), ""
+            except Refusal as refusal:
+                problem = refusal.message
+        await self._record([self._entry("deadletters.show", actor, letters[0])])
+        return DeadLetterView(
+            event_id=event_id,
+            letters=tuple(_line(letter) for letter in letters),
+            history=tuple(trace_event(self._store, event_id)),
+            kind=None if event is None else event.kind.value,
+            content=content,
+            problem=problem or None,
+        )
+
+    async def resend(self, which: Filter, *, actor: str) -> Resent:
+        """Send again, as new events of the same conversation, what this names and was not sent again yet."""
+        by_event: dict[EventId, list[Delivery]] = {}
+        for letter in self._dead(which):
+            if letter.answered_by_event_id is None:
+                by_event.setdefault(letter.event_id, []).append(letter)
+        resent: list[ResentLetter] = []
+        refused: list[NotResent] = []
+        for event_id, letters in by_event.items():
+            to_agents = tuple(letter.to_agent_id for letter in letters)
+            try:
+                new_id, reached = await self._send_again(event_id, to_agents)
+            except Refusal as refusal:
+                refused.append(NotResent(event_id=event_id, to_agents=to_agents, reason=refusal.message))
+                continue
+            sent = [letter for letter in letters if letter.to_agent_id in reached]
+            # Noted afterwards: a crash in between leaves a letter that could be sent twice, never one that is lost.
+            await self._store.note_resent([(event_id, letter.to_agent_id, new_id) for letter in sent])
+            await self._record(
+                [self._entry("deadletters.resend", actor, letter, detail={"resentAs": new_id}) for letter in sent]
+            )
+            sent_to = tuple(letter.to_agent_id for letter in sent)
+            resent.append(ResentLetter(event_id=event_id, to_agents=sent_to, resent_as=new_id))
+            if missed := tuple(agent_id for agent_id in to_agents if agent_id not in reached):
+                refused.append(NotResent(event_id=event_id, to_agents=missed, reason="no gateway hosts the agent"))
+        return Resent(resent=tuple(resent), refused=tuple(refused))
+
+    async def purge(self, which: Filter, *, actor: str) -> int:
+        """Forget these dead letters. The audit keeps which they were, not what they said."""
+        purged = 0
+        letters = list(self._dead(which))
+        for first in range(0, len(letters), _PAGE):
+            page = letters[first : first + _PAGE]
+            # The audit first: should the process end here, it tells of a purge that is done again, never of none.
+            await self._record([self._entry("deadletters.purge", actor, letter) for letter in page])
+            purged += await self._store.purge_deliveries([(each.event_id, each.to_agent_id) for each in page])
+        return purged
+
+    async def _send_again(self, event_id: EventId, to_agents: tuple[str, ...]) -> tuple[EventId, frozenset[str]]:
+        event = self._event(event_id)
+        if event is None:
+            raise Refusal(Code.NOT_FOUND, f"the outbox has {event_id} no more", field="eventId")
+        content = self._sealer.open(event)
+        now_ms = self._clock.now_ms()
+        request = RouteRequest(source_agent_id=event.source_agent_id, to_agents=to_agents)
+        placement = place(request, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
+        reached = replace(
+            placement, recipients=tuple(each for each in placement.recipients if each.node_id is not None)
+        )
+        if not reached.recipients:
+            raise Refusal(Code.NO_ROUTE, f"no gateway hosts {', '.join(to_agents)[:200]}", field="toAgents")
+        again = self._renewed(event, reached, now_ms)
+        deliveries = reached.deliveries(
+            again, due_at_ms=ack_due_at_ms(again, now_ms=now_ms, policy=self._policy), now_ms=now_ms
+        )
+        await self._publisher.publish(again, content=content, deliveries=deliveries)
+        return again.event_id, frozenset(reached.to_agents)
+
+    def _renewed(self, event: Event, placement: Placement, now_ms: int) -> Event:
+        """The same words in a new event: its first attempt, its own time, and as long to live as the old one had."""
+        expires_at: str | None = None
+        if event.expires_at is not None:
+            lives_ms = parse_ms(event.expires_at, field="expiresAt") - parse_ms(event.created_at, field="createdAt")
+            expires_at = format_ms(now_ms + max(lives_ms, 1))
+        payload: Any = replace(event.payload, sealed=None) if hasattr(event.payload, "sealed") else event.payload
+        if isinstance(event, MessageEvent | TaskCreateEvent):
+            payload = replace(payload, to_agents=placement.to_agents)
+        return replace(
+            event,
+            event_id=self._maker.new_event_id(),
+            seq=0,
+            to_nodes=placement.to_nodes,
+            created_at=format_ms(now_ms),
+            expires_at=expires_at,
+            trace=placement.trace(),
+            payload=payload,
+            payload_ref=None,
+        )
+
+    def _dead(self, which: Filter, *, after: tuple[str, str] = ("", "")) -> Iterator[Delivery]:
+        if which.event_id is not None:
+            found = self._store.deliveries_of(which.event_id)
+            yield from (each for each in found if each.state is DeliveryState.DEAD_LETTER and which.takes(each))
+            return
+        while page := self._store.deliveries_in((DeliveryState.DEAD_LETTER,), after=after, limit=_PAGE):
+            yield from (each for each in page if which.takes(each))
+            after = (page[-1].event_id, page[-1].to_agent_id)
+
+    def _event(self, event_id: EventId) -> Event | None:
+        stored = self._store.find_event(event_id)
+        return None if stored is None else decode_event(stored.raw)
+
+    async def _record(self, entries: Sequence[AuditEntry]) -> None:
+        await self._store.record_audit(entries)
+
+    def _entry(
+        self,
+        action: str,
+        actor: str,
+        letter: Delivery | None = None,
+        *,
+        detail: dict[str, str | int | bool | None] | None = None,
+    ) -> AuditEntry:
+        about: dict[str, str | int | bool | None] = {}
+        if letter is not None:
+            about = {"toAgentId": letter.to_agent_id, "reason": letter.reason}
+        return AuditEntry(
+            at_ms=self._clock.now_ms(),
+            actor=actor,
+            action=action,
+            subject=None if letter is None else letter.event_id,
+            corr_id=None if letter is None else letter.corr_id or None,
+            detail=about | (detail or {}),
+        )
+
+
+def _line(delivery: Delivery) -> DeadLetterLine:
+    return DeadLetterLine(
+        event_id=delivery.event_id,
+        to_agent_id=delivery.to_agent_id,
+        from_agent_id=delivery.from_agent_id,
+        corr_id=delivery.corr_id,
+        to_node_id=delivery.to_node_id,
+        reason=delivery.reason,
+        attempts=delivery.attempts,
+        emitted_at_ms=delivery.emitted_at_ms,
+        dead_lettered_at_ms=delivery.closed_at_ms or 0,
+        resent_as=delivery.answered_by_event_id,
+    )
+
+
+def _named(which: Filter) -> dict[str, str | int | bool | None]:
+    fields: dict[str, str | int | None] = {
+        "eventId": which.event_id,
+        "toAgentId": which.to_agent_id,
+        "reason": which.reason,
+        "sinceMs": which.since_ms,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,145 @@
+"""The parts of the engine, put together. Starts them, drains them, stops them; decides nothing by itself."""
+
+from collections.abc import Callable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from agentpost.delivery.agents import AgentDirectory, LocalAgents
+from agentpost.delivery.deadletters import DeadLetters
+from agentpost.delivery.dispatch import Dispatcher
+from agentpost.delivery.incidents import Incidents
+from agentpost.delivery.keeping import Keeper, RoomCopies
+from agentpost.delivery.link import LinkHub
+from agentpost.delivery.mailroom import Mailroom
+from agentpost.delivery.making import EventMaker
+from agentpost.delivery.metrics import DeliveryMetrics, Meter
+from agentpost.delivery.outcomes import Outcomes
+from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.delivery.ports import RoomView, Runtime, Wakeups
+from agentpost.delivery.postmaster import Postmaster
+from agentpost.delivery.publish import Publisher
+from agentpost.delivery.pull import Pull
+from agentpost.delivery.retry import Retrier
+from agentpost.delivery.sealing import Sealer
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.interface import Store
+from agentpost.store.values import LocalAgent
+from agentpost.world import Chance, Clock, IdMaker
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Everything that one gateway does with mail. The edges call its parts by their names."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        room: RoomView,
+        directory: AgentDirectory,
+        copies: RoomCopies | None,
+        signing: Ed25519PrivateKey,
+        sealing: X25519PrivateKey,
+        tier: NodeTier,
+        clock: Clock,
+        chance: Chance,
+        runtimes: Callable[[LocalAgent], Runtime],
+        policy: DeliveryPolicy | None = None,
+    ) -> None:
+        policy = policy or DeliveryPolicy()
+        ids = IdMaker(clock, chance)
+        self.store = store
+        self.room = room
+        self.clock = clock
+        self.wakeups = wakeups = Wakeups()
+        self.maker = maker = EventMaker(node_id=store.node_id, clock=clock, ids=ids)
+        self.sealer = Sealer(node_id=store.node_id, sealing=sealing, room=room, clock=clock, chance=chance, store=store)
+        self.publisher = Publisher(
+            store=store,
+            room=room,
+            sealer=self.sealer,
+            maker=maker,
+            ids=ids,
+            clock=clock,
+            wakeups=wakeups,
+            accepted_ack_timeout_seconds=policy.accepted_ack_timeout_seconds,
+        )
+        self.mailroom = Mailroom(
+            store=store, sealer=self.sealer, publisher=self.publisher, maker=maker, clock=clock, wakeups=wakeups
+        )
+        self.outcomes = Outcomes(store=store, wakeups=wakeups)
+        self.links = LinkHub(
+            store, room, signing=signing, maker=maker, clock=clock, wakeups=wakeups, tier=tier, policy=policy
+        )
+        self.dispatcher = Dispatcher(
+            store=store,
+            sealer=self.sealer,
+            publisher=self.publisher,
+            maker=maker,
+            clock=clock,
+            chance=chance,
+            wakeups=wakeups,
+            runtimes=runtimes,
+        )
+        self.pull = Pull(store=store, turns=self.dispatcher.turns, clock=clock)
+        self.agents = LocalAgents(
+            store=store,
+            directory=directory,
+            clock=clock,
+            check=lambda agent: _check(runtimes, agent),
+            on_change=self.dispatcher.refresh,
+        )
+        self.retrier = Retrier(
+            store,
+            room,
+            maker,
+            clock,
+            chance,
+            wakeups,
+            policy,
+            readdress=self.publisher.readdress,
+            report=Postmaster(
+                store=store, room=room, maker=maker, sealer=self.sealer, clock=clock, policy=policy
+            ).report,
+        )
+        self.dead_letters = DeadLetters(
+            store=store,
+            room=room,
+            publisher=self.publisher,
+            sealer=self.sealer,
+            maker=maker,
+            clock=clock,
+            policy=policy,
+        )
+        self.incidents = Incidents(store=store, clock=clock)
+        self._meter = Meter(store)
+        self.keeper = Keeper(store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies)
+
+    async def start(self) -> None:
+        """Begin with what waits from before."""
+        await self.agents.announce()
+        self.links.start()
+        self.dispatcher.start()
+        self.retrier.start()
+        self.keeper.start()
+
+    def metrics(self) -> DeliveryMetrics:
+        """How delivery is doing, as far as this gateway sees it."""
+        return self._meter.read(now_ms=self.clock.now_ms(), room=self.room.snapshot())
+
+    async def drain(self) -> None:
+        """Take no new work, and wait for the turns that are running."""
+        await self.dispatcher.drain()
+
+    async def close(self) -> None:
+        """End everything that runs. What is not settled goes on at the next start."""
+        await self.keeper.close()
+        await self.retrier.close()
+        await self.dispatcher.close()
+        await self.links.close()
+
+
+def _check(runtimes: Callable[[LocalAgent], Runtime], agent: LocalAgent) -> None:
+    runtimes(agent)

@@ -1,0 +1,247 @@
+"""The keeper: prunes what nobody needs any more, and tells the room how far this gateway is. Two quiet tasks.
+
+Pruning goes in small steps, so that mail never waits behind it. What may go is decided by the store (PIPE-7, PIPE-8),
+except for mirrors: there it is whatever every reader has, and beyond the retention the rest as well.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.timestamps import format_ms
+from agentpost.store.interface import Store
+from agentpost.store.values import Cursor, MirrorPosition
+from agentpost.tasks import TaskOwner
+from agentpost.world import Clock
+
+__all__ = ["CursorCopy", "DeliveryCopy", "Keeper", "Kept", "RoomCopies"]
+
+_log = logging.getLogger(__name__)
+
+# What one transaction prunes: a few milliseconds of the writer.
+_STEP: Final = 1_000
+_MOST_INCIDENTS: Final = 1_000
+
+
+class DeliveryCopy(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """`delivery.<node>` of the room: how far this gateway and its agents are."""
+
+    inbox_cursor_acked: int
+    inbox_cursor_seen: int
+    latest_seq: int
+    epoch: str
+    dead_letter_count: int
+    incident_count: int
+    last_ack_at: str | None = None
+
+
+class CursorCopy(Struct, frozen=True, kw_only=True, rename="camel"):
+    """`delivery.cursors.<consumer>.<source>` of the room (CUR-5).
+
+    The lease is that of the last move. A reader that has everything needs none: there is nothing to keep for it.
+    """
+
+    consumer_node_id: str
+    source_node_id: str
+    last_seq: int
+    updated_at: str
+    status: str
+    lease_expires_at: str
+    epoch: str
+
+
+class RoomCopies(Protocol):
+    async def publish(self, own: DeliveryCopy | None, cursors: Sequence[CursorCopy]) -> None:
+        """Write this node's own records. Only what has changed is given."""
+        ...
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What one round of pruning removed."""
+
+    outbox_events: int = 0
+    inbox_events: int = 0
+    settled: int = 0
+    mirrored: int = 0
+
+
+class Keeper:
+    """`readers` gives the cursors that the room has of one source; without it a mirror keeps to its retention."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        room: RoomView,
+        clock: Clock,
+        wakeups: Wakeups,
+        policy: DeliveryPolicy | None = None,
+        copies: RoomCopies | None = None,
+        readers: Callable[[str], Iterable[CursorCopy]] | None = None,
+    ) -> None:
+        self._store = store
+        self._room = room
+        self._clock = clock
+        self._policy = policy or DeliveryPolicy()
+        self._copies = copies
+        self._readers = readers
+        self._tasks = TaskOwner("keeper")
+        self._changed = asyncio.Event()
+        self._own: DeliveryCopy | None = None
+        self._cursors: dict[str, CursorCopy] = {}
+        wakeups.listen(outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=self._changed.set)
+
+    def start(self) -> None:
+        self._tasks.spawn(self._keep_on(), name="pruning")
+        if self._copies is not None:
+            self._changed.set()
+            self._tasks.spawn(self._copy_on(self._copies), name="room copies")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # Pruning
+
+    async def keep(self) -> Kept:
+        """One round: both streams, what has ended, and the mirrors, until there is nothing more to prune."""
+        kept = await self._compact(Kept())
+        settled = await self._prune_settled()
+        mirrored = 0
+        for mirror in self._store.mirrors():
+            through_seq = self._not_needed_through(mirror)
+            if through_seq > mirror.floor_seq:
+                mirrored += await self._store.prune_mirror(mirror.source_node_id, through_seq=through_seq)
+            await asyncio.sleep(0)
+        return replace(kept, settled=settled, mirrored=mirrored)
+
+    async def _compact(self, kept: Kept) -> Kept:
+        while True:
+            step = await self._store.compact(
+                now_ms=self._clock.now_ms(), retention_events=self._policy.retention_events, limit=_STEP
+            )
+            if not step.outbox_events and not step.inbox_events:
+                return kept
+            kept = replace(
+                kept,
+                outbox_events=kept.outbox_events + step.outbox_events,
+                inbox_events=kept.inbox_events + step.inbox_events,
+            )
+
+    async def _prune_settled(self) -> int:
+        before_ms = self._clock.now_ms() - self._policy.settled_retention_seconds * 1000
+        settled = 0
+        while count := await self._store.prune_settled(before_ms=before_ms, limit=_STEP):
+            settled += count
+        return settled
+
+    def _not_needed_through(self, mirror: MirrorPosition) -> int:
+        """The last seq that no reader lacks, or that is beyond the retention. A reader that sleeps counts: it is whom
+        mirrors are for (PIPE-9)."""
+        beyond_retention = mirror.last_seq - self._policy.mirror_retention_events
+        if self._readers is None:
+            return max(beyond_retention, 0)
+        taken = {
+            copy.consumer_node_id: copy.last_seq
+            for copy in self._readers(mirror.source_node_id)
+            if copy.epoch == mirror.epoch
+        }
+        own = self._store.cursor(mirror.source_node_id)
+        if own is not None and own.epoch == mirror.epoch:
+            taken[self._store.node_id] = own.last_seq
+        needed_from = mirror.last_seq + 1
+        for node_id in self._room.snapshot().nodes:
+            if node_id == mirror.source_node_id:
+                continue
+            after_seq = max(taken.get(node_id, 0), mirror.floor_seq)
+            waiting = self._store.read_mirror(mirror.source_node_id, node_id, after_seq)
+            if waiting is not None and waiting.events:
+                needed_from = min(needed_from, waiting.events[0].seq)
+        return max(needed_from - 1, beyond_retention, 0)
+
+    async def _keep_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._policy.keep_every_seconds)
+            try:
+                kept = await self.keep()
+            except Refusal as refusal:
+                _log.error("nothing could be pruned: %s", refusal.message)
+                continue
+            if kept != Kept():
+                _log.info(
+                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d",
+                    kept.outbox_events,
+                    kept.inbox_events,
+                    kept.settled,
+                    kept.mirrored,
+                )
+
+    # Copies in the room
+
+    async def copy(self, copies: RoomCopies) -> bool:
+        """Write what has changed since the last time into the room. False if nothing has."""
+        own = self._own_copy()
+        cursors = [copy for cursor in self._store.cursors() if (copy := self._cursor_copy(cursor)) is not None]
+        changed = [copy for copy in cursors if not _same_place(copy, self._cursors.get(copy.source_node_id))]
+        if own == self._own and not changed:
+            return False
+        await copies.publish(None if own == self._own else own, changed)
+        self._own = own
+        self._cursors.update((copy.source_node_id, copy) for copy in changed)
+        return True
+
+    def _own_copy(self) -> DeliveryCopy:
+        position = self._store.inbox_position()
+        acked_seq = position.acked_seq
+        last_ack_at = None if self._own is None else self._own.last_ack_at
+        if self._own is not None and acked_seq != self._own.inbox_cursor_acked:
+            last_ack_at = format_ms(self._clock.now_ms())
+        return DeliveryCopy(
+            inbox_cursor_acked=acked_seq,
+            inbox_cursor_seen=position.latest_seq,
+            latest_seq=position.latest_seq,
+            epoch=self._store.epoch,
+            dead_letter_count=self._store.count_deliveries().get(DeliveryState.DEAD_LETTER, 0),
+            incident_count=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
+            last_ack_at=last_ack_at,
+        )
+
+    def _cursor_copy(self, cursor: Cursor) -> CursorCopy | None:
+        if cursor.source_node_id == self._store.node_id:
+            return None  # local mail is nobody else's business
+        return CursorCopy(
+            consumer_node_id=self._store.node_id,
+            source_node_id=cursor.source_node_id,
+            last_seq=cursor.last_seq,
+            updated_at=format_ms(cursor.updated_at_ms),
+            status="active",
+            lease_expires_at=format_ms(self._clock.now_ms() + self._policy.cursor_lease_seconds * 1000),
+            epoch=cursor.epoch,
+        )
+
+    async def _copy_on(self, copies: RoomCopies) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.copy(copies)
+            except Refusal as refusal:
+                _log.warning("the room did not take the delivery record: %s", refusal.message)
+            # Coalesced: whatever happens meanwhile goes into the next one.
+            await asyncio.sleep(self._policy.room_copy_every_seconds)
+
+
+def _same_place(copy: CursorCopy, before: CursorCopy | None) -> bool:
+    return (
+        before is not None
+        and copy.last_seq == before.last_seq
+        and copy.epoch == before.epoch
+        and copy.status == before.status
+    )

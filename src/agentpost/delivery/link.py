@@ -1,0 +1,522 @@
+"""The links of a gateway as sessions without I/O: frames in, frames out, one session for each connection.
+
+Either side may have dialled; both subscribe to what they want of the other. A session exists for a peer that proved
+who it is. A frame that breaks a rule ends it: `receive` raises the refusal, `frames_to_send` has the last word for the
+peer, `audit` the entry to record. What was under way is asked for again, from the cursor, on the next link.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import Struct
+
+from agentpost.delivery.feed import Feed, MirrorFeed, OutboxFeed, SubscriberNotes, WholeFeed
+from agentpost.delivery.fetch import BlobFetcher, serve_chunk
+from agentpost.delivery.frames import (
+    LINK_VERSION,
+    Chunk,
+    Credit,
+    Events,
+    Frame,
+    GetChunk,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Subscribe,
+    Unsubscribe,
+    decode_frame,
+    encode_frame,
+)
+from agentpost.delivery.intake import Intake
+from agentpost.delivery.making import EventMaker
+from agentpost.delivery.mirror import MirrorKeeper, choose
+from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.delivery.reader import OwnReader, StreamReader, Verdict
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.interface import Store
+from agentpost.store.values import CHAIN_START, AuditEntry
+from agentpost.tasks import TaskOwner
+from agentpost.world import Clock
+
+__all__ = ["PING_EVERY_SECONDS", "LinkHub", "LinkSession"]
+
+PING_EVERY_SECONDS: Final = 10.0
+_SILENT_FOR_MS: Final = 30_000
+# How much of one subscription may be under way to us.
+_CREDIT_BYTES: Final = 4 * 1024 * 1024
+# How long somebody is not asked again for an outbox that it could not give as its owner signed it.
+_DISTRUST_MS: Final = 300_000
+# What says that the other side is at fault, and not this gateway's disk.
+_BLAMED: Final = frozenset(
+    {Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED, Code.SEQUENCE_GAP}
+)
+
+# Chunks are read from the disk when there is room to send them, not when they are asked for.
+_CHUNKS_AT_ONCE: Final = 4
+_MOST_CHUNKS_ASKED: Final = 1024
+
+_Key = tuple[str, bool]
+
+
+class LinkHub:
+    """The open sessions of a gateway, and what is read through which of them. `start` it once, `close` it once."""
+
+    def __init__(
+        self,
+        store: Store,
+        room: RoomView,
+        *,
+        signing: Ed25519PrivateKey,
+        maker: EventMaker,
+        clock: Clock,
+        wakeups: Wakeups,
+        tier: NodeTier,
+        policy: DeliveryPolicy | None = None,
+        skips_gaps: bool = True,
+    ) -> None:
+        policy = policy or DeliveryPolicy()
+        self.store = store
+        self.room = room
+        self.clock = clock
+        self.signing = signing
+        self.notes = SubscriberNotes(store, clock=clock, lease_seconds=policy.cursor_lease_seconds)
+        self.fetcher = BlobFetcher(store, clock=clock, wakeups=wakeups, links_for=self._links_for)
+        self.intake = Intake(
+            store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
+        )
+        # CUR-4: whether to go on, after the incident, without what its source does not have any more, or to wait.
+        self._skips_gaps = skips_gaps
+        self._is_mirror = tier is NodeTier.BACKBONE
+        self._tasks = TaskOwner("links")
+        self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self._tasks)
+        self._sessions: list[LinkSession] = []
+        self._readers: dict[str, StreamReader] = {}
+        self._mirrors: dict[str, MirrorKeeper] = {}
+        self._chosen: dict[_Key, LinkSession] = {}
+        self._distrusted: dict[tuple[str, str], int] = {}
+        self._members: frozenset[tuple[str, NodeTier]] = frozenset()
+        wakeups.listen(outbox=self._outbox_grew)
+
+    @property
+    def sessions(self) -> tuple["LinkSession", ...]:
+        return tuple(self._sessions)
+
+    def start(self) -> None:
+        """Begin with what is here already: local mail, and payloads that were not all fetched."""
+        self.own.start()
+        self.fetcher.want_backlog()
+
+    async def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        await self._tasks.close()
+
+    def open(self, peer_node_id: str, *, on_wake: Callable[[], None]) -> "LinkSession":
+        """A session with a peer that proved who it is. `on_wake` is called when it has something to send."""
+        session = LinkSession(self, peer_node_id, on_wake)
+        self._sessions.append(session)
+        return session
+
+    def room_changed(self) -> None:
+        """Somebody joined or was revoked, perhaps: end the links of those who are out (ROOM-6), and choose anew."""
+        members = frozenset((node_id, node.tier) for node_id, node in self.room.snapshot().nodes.items())
+        if members == self._members:
+            return
+        self._members = members
+        for session in self.sessions:
+            if self.room.signing_key(session.peer) is None:
+                session.refuse(Refusal(Code.NODE_REVOKED, f"the node {session.peer} was revoked"))
+        self.choose()
+
+    # What is read, and from whom
+
+    def reader(self, source: str, *, is_whole: bool) -> StreamReader | MirrorKeeper:
+        if not is_whole:
+            if source not in self._readers:
+                self._readers[source] = StreamReader(
+                    source, store=self.store, room=self.room, clock=self.clock, intake=self.intake
+                )
+            return self._readers[source]
+        if source not in self._mirrors:
+            self._mirrors[source] = MirrorKeeper(
+                source,
+                store=self.store,
+                room=self.room,
+                clock=self.clock,
+                intake=self.intake,
+                on_kept=self._mirror_grew,
+                on_blobs=self.fetcher.want,
+            )
+        return self._mirrors[source]
+
+    def choose(self) -> None:
+        """Decide anew from whom each outbox is read. Called when a link or a node comes or goes."""
+        links = [session for session in self._sessions if session.is_open]
+        sources = {*self.room.snapshot().nodes, *(link.peer for link in links)} - {self.store.node_id}
+        now_ms = self.clock.monotonic_ms()
+        self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now_ms}
+        for source in sorted(sources):
+            trusted = [link for link in links if (link.peer, source) not in self._distrusted]
+            for key in ((source, False), (source, True)) if self._is_mirror else ((source, False),):
+                current = self._chosen.get(key)
+                best = choose(source, trusted, self.room, current=current)
+                if best is current:
+                    continue
+                if current is not None:
+                    current.unsubscribe(key)
+                    del self._chosen[key]
+                if best is not None:
+                    self._chosen[key] = best
+                    best.subscribe(key)
+
+    def distrust(self, session: "LinkSession", source: str) -> None:
+        """Ask somebody else for this outbox for a while; there may be nobody else."""
+        self._distrusted[session.peer, source] = self.clock.monotonic_ms() + _DISTRUST_MS
+        self.choose()
+
+    async def tick(self) -> None:
+        """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""
+        if any(until <= self.clock.monotonic_ms() for until in self._distrusted.values()):
+            self.choose()
+        for source, reader in tuple(self._readers.items()):
+            if await reader.check_gap() and self._skips_gaps and (source, False) not in self._chosen:
+                self._skip_gap(source, reader)
+
+    def _skip_gap(self, source: str, reader: StreamReader) -> None:
+        """Nobody has what is missing, its source least of all: go on with what the source has."""
+        direct = next((link for link in self._sessions if link.is_open and link.peer == source), None)
+        if direct is not None:
+            reader.allow_skip()
+            self._distrusted.pop((source, source), None)
+            self._chosen[source, False] = direct
+            direct.subscribe((source, False), skip=True)
+
+    def opened(self) -> None:
+        self.choose()
+        self.fetcher.link_came()
+
+    def drop(self, session: "LinkSession") -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+            self._chosen = {key: chosen for key, chosen in self._chosen.items() if chosen is not session}
+            self.choose()
+            self.fetcher.link_went(session)
+
+    def _links_for(self, source: str) -> list["LinkSession"]:
+        links = [session for session in self._sessions if session.is_open]
+        direct = [link for link in links if link.peer == source]
+        return direct + [link for link in links if link.peer != source and self.room.is_backbone(link.peer)]
+
+    def _outbox_grew(self) -> None:
+        for session in self._sessions:
+            session.wake(self.store.node_id)
+
+    def _mirror_grew(self, source: str, readers: frozenset[str]) -> None:
+        for session in self._sessions:
+            session.wake(source, is_for_reader=session.peer in readers)
+
+
+class _Subscription(Struct, kw_only=True):
+    """What this side reads of one outbox over one link."""
+
+    reader: StreamReader | MirrorKeeper
+    # Where the cursor stood when it was asked for anew, after a gap.
+    asked_anew_at: int | None = None
+
+
+class LinkSession:
+    """One connection of one peer. Made by `LinkHub.open`."""
+
+    def __init__(self, hub: LinkHub, peer: str, on_wake: Callable[[], None]) -> None:
+        self.peer = peer
+        # Whether the peer has said hello, and the session has not ended.
+        self.is_open = False
+        self.refusal: Refusal | None = None
+        # What to record when the session was refused; nothing for one whose peer is only gone.
+        self.audit: AuditEntry | None = None
+        self._hub = hub
+        self._on_wake = on_wake
+        self._queue: list[bytes] = []
+        self._chunks_asked: deque[GetChunk] = deque()
+        self._feeds: dict[_Key, Feed] = {}
+        # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
+        self._awake: dict[_Key, None] = {}
+        self._reading: dict[_Key, _Subscription] = {}
+        self._heard_at_ms = hub.clock.monotonic_ms()
+        self._is_closed = False
+
+    def start(self) -> list[bytes]:
+        """The first frame: who this is."""
+        store = self._hub.store
+        return [encode_frame(Hello(node=store.node_id, epoch=store.epoch, version=LINK_VERSION))]
+
+    async def receive(self, frame: bytes) -> list[bytes]:
+        """Take a frame of the peer; gives what can be sent after it. A refusal ends the session."""
+        await self.take(frame)
+        return self.frames_to_send()
+
+    async def take(self, frame: bytes) -> None:
+        """Take a frame of the peer, and leave it to `frames_to_send` what follows.
+
+        For edges that read and write independently: whoever waits to send before it reads on waits for a peer that
+        may be waiting in the same way.
+        """
+        if self._is_closed:
+            raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
+        self._heard_at_ms = self._hub.clock.monotonic_ms()
+        try:
+            await self._receive(decode_frame(frame))
+        except Refusal as refusal:
+            self.refuse(refusal)
+            raise
+        # A credit, say, lets more be sent.
+        self._on_wake()
+
+    def frames_to_send(self) -> list[bytes]:
+        """What can be sent now: what is queued, then as much of the subscribed outboxes as the peer has room for.
+
+        There may be more right after: ask again until there is nothing.
+        """
+        if not self._is_closed:
+            for _ in range(min(len(self._chunks_asked), _CHUNKS_AT_ONCE)):
+                self._queue.append(encode_frame(serve_chunk(self._hub.store, self._chunks_asked.popleft())))
+            awake, self._awake = self._awake, {}
+            for key in awake:
+                feed = self._feeds.get(key)
+                try:
+                    self._queue += feed.frames() if feed is not None else []
+                except Refusal as refusal:
+                    del self._feeds[key]
+                    self._queue_refused(refusal, key)
+        frames, self._queue = self._queue, []
+        return frames
+
+    async def tick(self) -> None:
+        """To be called every `PING_EVERY_SECONDS`: asks whether the peer is there, and ends a link that is silent."""
+        if self._is_closed:
+            return
+        if self._hub.clock.monotonic_ms() - self._heard_at_ms >= _SILENT_FOR_MS:
+            self.refuse(Refusal(Code.UNAVAILABLE, f"{self.peer} has been silent for too long"))
+            return
+        self._send(Ping())
+        await self._hub.tick()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if not self._is_closed:
+            self._is_closed, self.is_open = True, False
+            self._feeds, self._reading = {}, {}
+            self._hub.drop(self)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End the session for a reason, which the peer is told."""
+        if self._is_closed:
+            return
+        self.refusal = refusal
+        if refusal.code is not Code.UNAVAILABLE:
+            self.audit = AuditEntry(
+                at_ms=self._hub.clock.now_ms(),
+                actor=self.peer,
+                action="link.refused",
+                subject=self._hub.store.node_id,
+                detail={"code": refusal.code.value, "reason": refusal.message[:500], "field": refusal.field},
+            )
+        self._queue = []
+        self._queue_refused(refusal, None)
+        self.close()
+        self._on_wake()
+
+    # What the hub asks of it
+
+    def subscribe(self, key: _Key, *, skip: bool = False) -> None:
+        """Read an outbox over this link from now on."""
+        self._reading[key] = _Subscription(reader=self._hub.reader(key[0], is_whole=key[1]))
+        self._ask(key, skip=skip)
+
+    def unsubscribe(self, key: _Key) -> None:
+        if self._reading.pop(key, None) is not None:
+            self._send(Unsubscribe(source=key[0], whole=key[1]))
+
+    def wake(self, source: str, *, is_for_reader: bool = True) -> None:
+        """The outbox of `source`, or the mirror of it, grew."""
+        for key in ((source, False), (source, True)):
+            feed = self._feeds.get(key)
+            if feed is not None and (key[1] or is_for_reader):
+                feed.wake()
+                self._awake[key] = None
+                self._on_wake()
+
+    def ask(self, request: GetChunk) -> None:
+        self._send(request)
+
+    # Frames
+
+    async def _receive(self, frame: Frame) -> None:
+        if isinstance(frame, Hello):
+            self._hello(frame)
+            return
+        if not self.is_open and not isinstance(frame, Refused):
+            raise Refusal(Code.MALFORMED, "a link begins with hello", field="frame")
+        match frame:
+            case Events():
+                await self._take(frame)
+            case Credit():
+                await self._credit(frame)
+            case Subscribe():
+                self._feed(frame)
+            case Unsubscribe():
+                self._feeds.pop((frame.source, frame.whole), None)
+            case Ping():
+                self._send(Pong())
+                await self._note()
+            case Pong():
+                pass
+            case GetChunk():
+                self._serve(frame)
+            case Chunk():
+                await self._hub.fetcher.receive(self, frame)
+            case Refused():
+                await self._refused(frame)
+
+    def _hello(self, hello: Hello) -> None:
+        if self.is_open:
+            raise Refusal(Code.MALFORMED, "hello is said once", field="frame")
+        if hello.node != self.peer:
+            raise Refusal(Code.NODE_MISMATCH, f"{self.peer} says that it is {hello.node!r}", field="node")
+        if hello.version.partition(".")[0] != LINK_VERSION.partition(".")[0]:
+            raise Refusal(
+                Code.INVALID_FIELD,
+                f"links of version {hello.version!r} and {LINK_VERSION!r} do not understand each other",
+                field="version",
+                hint="Upgrade the older of the two gateways.",
+            )
+        self.is_open = True
+        self._hub.opened()
+
+    def _feed(self, wish: Subscribe) -> None:
+        hub, key = self._hub, (wish.source, wish.whole)
+        if hub.room.signing_key(self.peer) is None:
+            raise Refusal(Code.NODE_REVOKED, f"the node {self.peer} is not in this mesh, or was revoked")
+        if wish.whole and not hub.room.is_backbone(self.peer):
+            # A reader gets what is for it; all of it is for gateways that keep it for others.
+            self._queue_refused(Refusal(Code.WRITE_DENIED, "only a backbone gateway keeps mirrors"), key)
+        elif wish.source != hub.store.node_id:
+            if hub.room.signing_key(wish.source) is None:
+                self._queue_refused(Refusal(Code.NOT_FOUND, f"there is no node {wish.source!r}"), key)
+            else:
+                self._feeds[key] = MirrorFeed(wish, consumer=self.peer, store=hub.store)
+        else:
+            kind = WholeFeed if wish.whole else OutboxFeed
+            self._feeds[key] = kind(wish, consumer=self.peer, store=hub.store, signing=hub.signing)
+
+    def _serve(self, request: GetChunk) -> None:
+        if len(self._chunks_asked) >= _MOST_CHUNKS_ASKED:
+            raise Refusal(Code.RATE_LIMITED, f"{self.peer} asks for more chunks than it takes")
+        self._chunks_asked.append(request)
+        self._on_wake()
+
+    async def _credit(self, credit: Credit) -> None:
+        feed = self._feeds.get((credit.source, credit.whole))
+        if feed is not None:
+            feed.grant(credit)
+            self._awake[credit.source, credit.whole] = None
+            if credit.source == self._hub.store.node_id:
+                await self._note()
+
+    async def _note(self) -> None:
+        """Write down how far the peer has read the own outbox (CUR-5): it counts what it has on its disk."""
+        own = self._hub.store.node_id
+        read = [feed.durable_seq for (source, _), feed in self._feeds.items() if source == own]
+        if read:
+            await self._hub.notes.note(self.peer, min(read))
+
+    async def _take(self, frame: Events) -> None:
+        key = (frame.source, frame.whole)
+        subscription = self._reading.get(key)
+        if subscription is None:
+            return  # it was under way when somebody else was asked
+        try:
+            verdict = await subscription.reader.take(frame, is_direct=frame.source == self.peer)
+        except Refusal as refusal:
+            if refusal.code in _BLAMED:
+                self._hub.distrust(self, frame.source)
+            raise
+        if self._reading.get(key) is not subscription:
+            return
+        match verdict:
+            case Verdict.TAKEN | Verdict.KNOWN:
+                if verdict is Verdict.TAKEN:
+                    subscription.asked_anew_at = None
+                self._send(self._credit_for(key))
+            case Verdict.GAP:
+                # CUR-3: the cursor stops; what is missing is asked for, once.
+                at = _seq_of(subscription)
+                if subscription.asked_anew_at != at:
+                    subscription.asked_anew_at = at
+                    self._ask(key)
+            case Verdict.STALE:
+                pass
+            case Verdict.REGRESSED | Verdict.UNKNOWN:
+                self._hub.distrust(self, frame.source)
+
+    async def _refused(self, refused: Refused) -> None:
+        code = Code(refused.code) if refused.code in set(Code) else Code.UNAVAILABLE
+        if refused.source is None:
+            # What others say is quoted: it ends up in a log.
+            raise Refusal(code, f"{self.peer} ended the link: {refused.message!r}")
+        key = (refused.source, refused.whole)
+        subscription = self._reading.get(key)
+        if subscription is None:
+            return
+        reader = subscription.reader
+        if code is Code.SEQUENCE_GAP and isinstance(reader, MirrorKeeper) and refused.source == self.peer:
+            await reader.start_over()
+            self._ask(key)
+            return
+        if code is Code.SEQUENCE_GAP and isinstance(reader, StreamReader):
+            reader.note_gap()
+        self._hub.distrust(self, refused.source)
+
+    def _ask(self, key: _Key, *, skip: bool = False) -> None:
+        at = self._reading[key].reader.position()
+        source, is_whole = key
+        self._send(
+            Subscribe(
+                source=source,
+                epoch=None if at is None else at.epoch,
+                after_seq=0 if at is None else at.last_seq,
+                after_chain=CHAIN_START if at is None else at.last_chain,
+                whole=is_whole,
+                skip=skip,
+            )
+        )
+        self._send(self._credit_for(key))
+
+    def _credit_for(self, key: _Key) -> Credit:
+        return Credit(source=key[0], through_seq=_seq_of(self._reading[key]), bytes=_CREDIT_BYTES, whole=key[1])
+
+    def _send(self, frame: Frame) -> None:
+        if not self._is_closed:
+            self._queue.append(encode_frame(frame))
+            self._on_wake()
+
+    def _queue_refused(self, refusal: Refusal, key: _Key | None) -> None:
+        source, is_whole = key or (None, False)
+        message = refusal.message[:500]
+        self._queue.append(
+            encode_frame(Refused(code=refusal.code.value, message=message, source=source, whole=is_whole))
+        )
+
+
+def _seq_of(subscription: _Subscription) -> int:
+    at = subscription.reader.position()
+    return 0 if at is None else at.last_seq

@@ -1,0 +1,207 @@
+"""Keeping the outboxes of other nodes for those who cannot reach them, and deciding who is asked for which (PIPE-9).
+
+A mirror is read-only and byte for byte: the same seqs, the heads as their owner signed them. Whatever it keeps was
+checked first, so that a reader's complaint means that the mirror is at fault, and not the source.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from agentpost.delivery.frames import Events
+from agentpost.delivery.intake import Intake, NewBlob
+from agentpost.delivery.ports import RoomView
+from agentpost.delivery.reader import Verdict, is_later_epoch, signed_head
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import OutboxHead, next_chain
+from agentpost.protocol.payloads import PayloadRef
+from agentpost.store.interface import Store
+from agentpost.store.values import CHAIN_START, MirrorBatch, MirrorEvent, MirrorPosition
+from agentpost.world import Clock
+
+__all__ = ["MirrorKeeper", "choose"]
+
+
+class _Outline(Struct, rename="camel", gc=False):
+    """What a mirror has to know of an event; the rest is none of its business."""
+
+    source_node_id: str = ""
+    seq: int = 0
+    to_nodes: tuple[str, ...] = ()
+    payload_ref: PayloadRef | None = None
+
+
+_outline = msgspec.msgpack.Decoder(_Outline)
+
+
+class MirrorKeeper:
+    """The mirror of one source. Whoever brings it, it grows only by what the source signed."""
+
+    def __init__(
+        self,
+        source_node_id: str,
+        *,
+        store: Store,
+        room: RoomView,
+        clock: Clock,
+        intake: Intake,
+        on_kept: Callable[[str, frozenset[str]], None],
+        on_blobs: Callable[[Sequence[NewBlob]], None],
+    ) -> None:
+        self.source_node_id = source_node_id
+        self._store = store
+        self._room = room
+        self._clock = clock
+        self._intake = intake
+        self._on_kept = on_kept
+        self._on_blobs = on_blobs
+        self._lock = asyncio.Lock()
+        # Each reader's chain as far as it was seen; None once the start was not seen.
+        self._marks: dict[str, bytes] = {}
+        self._knows_all = self.position() is None
+
+    def position(self) -> MirrorPosition | None:
+        return self._store.mirror_position(self.source_node_id)
+
+    async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
+        """Keep a batch of the whole outbox. Refused, with an incident and nothing kept: what its owner did not sign."""
+        async with self._lock:
+            if self._room.signing_key(self.source_node_id) is None:
+                return Verdict.UNKNOWN
+            try:
+                return await self._take(frame, is_direct=is_direct)
+            except Refusal as refusal:
+                if refusal.code in (Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED):
+                    await self._intake.report("mirror_broken", self.source_node_id, reason=refusal.message)
+                raise
+
+    async def start_over(self) -> None:
+        """Begin anew with what the source still has: it pruned events that this mirror never got."""
+        async with self._lock:
+            at = self.position()
+            if at is not None:
+                await self._store.restart_mirror(self.source_node_id, epoch=at.epoch, at_ms=self._clock.now_ms())
+                self._marks, self._knows_all = {}, False
+
+    async def _take(self, frame: Events, *, is_direct: bool) -> Verdict:
+        head = signed_head(frame, self._room)
+        at = self.position()
+        if at is not None and at.epoch != frame.epoch:
+            if not is_direct and not is_later_epoch(frame.epoch, than=at.epoch):
+                return Verdict.STALE
+            await self._intake.report("epoch_changed", self.source_node_id, before=at.epoch, now=frame.epoch)
+            await self._store.restart_mirror(self.source_node_id, epoch=frame.epoch, at_ms=self._clock.now_ms())
+            self._marks, self._knows_all, at = {}, True, None
+        last_seq = at.last_seq if at else 0
+        if frame.through_seq <= last_seq:
+            return Verdict.KNOWN
+        # An empty mirror begins where its source, or the mirror that it asks, still has something.
+        is_start = last_seq == 0 and frame.after_seq > 0 and frame.first_chain is not None
+        if frame.after_seq != last_seq and not is_start:
+            return Verdict.GAP
+        outlines = [_read_outline(raw) for raw in frame.events]
+        first_chain = frame.first_chain if is_start else None
+        events = self._chained(frame, outlines, at.last_chain if at else CHAIN_START, first_chain)
+        if is_start:
+            self._knows_all = False
+        if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
+            raise self._broken("the events are not those that its owner signed")
+        marks = self._checked_marks(head, events)
+        await self._store.keep_mirror(
+            MirrorBatch(
+                source_node_id=self.source_node_id,
+                epoch=frame.epoch,
+                after_seq=frame.after_seq,
+                through_seq=frame.through_seq,
+                events=tuple(events),
+                head=frame.head,
+                signature=frame.signature,
+                at_ms=self._clock.now_ms(),
+            )
+        )
+        self._marks |= marks
+        self._on_kept(self.source_node_id, frozenset(marks))
+        blobs = [
+            NewBlob(source_node_id=self.source_node_id, ref=outline.payload_ref)
+            for outline in outlines
+            if outline is not None and outline.payload_ref is not None
+        ]
+        if blobs:
+            self._on_blobs(blobs)
+        return Verdict.TAKEN
+
+    def _chained(
+        self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes, first_chain: bytes | None
+    ) -> list[MirrorEvent]:
+        events: list[MirrorEvent] = []
+        for seq, (raw, outline) in enumerate(zip(frame.events, outlines, strict=True), start=frame.after_seq + 1):
+            if outline is not None and outline.source_node_id != self.source_node_id:
+                raise Refusal(  # ENV-8
+                    Code.FOREIGN_SOURCE,
+                    f"an event of {outline.source_node_id:.128} stands in the outbox of {self.source_node_id}",
+                    field="sourceNodeId",
+                )
+            if outline is not None and outline.seq != seq:
+                raise self._broken(f"the event at place {seq} says that it is at {outline.seq}")
+            chain, first_chain = first_chain or next_chain(chain, raw), None
+            # An event that cannot be read is kept all the same: it has its place in the chain.
+            to_nodes = () if outline is None else tuple(dict.fromkeys(outline.to_nodes))
+            events.append(MirrorEvent(seq=seq, chain=chain, raw=raw, to_nodes=to_nodes))
+        return events
+
+    def _checked_marks(self, head: OutboxHead, events: Iterable[MirrorEvent]) -> dict[str, bytes]:
+        """The chain of every reader that has an event here, if the head says the same: they will check it."""
+        chains: dict[str, bytes | None] = {}
+        latest: dict[str, int] = {}
+        for event in events:
+            for node_id in event.to_nodes:
+                before = chains.get(node_id, self._marks.get(node_id, CHAIN_START if self._knows_all else None))
+                chains[node_id] = None if before is None else next_chain(before, event.raw)
+                latest[node_id] = event.seq
+        # What a node writes to itself nobody else reads.
+        latest.pop(self.source_node_id, None)
+        checked: dict[str, bytes] = {}
+        for node_id, seq in latest.items():
+            mark, chain = head.streams.get(node_id), chains[node_id]
+            if mark is None or mark.seq != seq or chain not in (None, mark.chain):
+                raise self._broken(f"its head does not say where the stream of {node_id} ends")
+            checked[node_id] = mark.chain
+        return checked
+
+    def _broken(self, problem: str) -> Refusal:
+        return Refusal(Code.CONFLICT, f"the outbox of {self.source_node_id}: {problem}", field="events")
+
+
+def _read_outline(raw: bytes) -> _Outline | None:
+    try:
+        return _outline.decode(raw)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+
+
+class Linked(Protocol):
+    """Another gateway to which there is a link."""
+
+    @property
+    def peer(self) -> str: ...
+
+
+AnyLinked = TypeVar("AnyLinked", bound=Linked)
+
+
+def choose(
+    source_node_id: str, links: Sequence[AnyLinked], room: RoomView, *, current: AnyLinked | None
+) -> AnyLinked | None:
+    """From whom an outbox is read: from its owner where there is a link to it, else from a backbone gateway.
+
+    What works stays: `current` is left only for something better, or for a newer link to the same gateway, since a
+    gateway that comes again has lost the other. `links` has the newest last.
+    """
+    direct = [link for link in links if link.peer == source_node_id]
+    able = direct or [link for link in links if room.is_backbone(link.peer)]
+    if current is not None and current in able:
+        able = [link for link in able if link.peer == current.peer]
+    return able[-1] if able else None

@@ -1,0 +1,95 @@
+"""How long the engine waits, how often it tries and how much it keeps: the numbers of the rules, in one value.
+
+Pure. A policy comes from somebody's configuration, so a senseless one is refused by field.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS, SENDER_RESEND, RetryPolicy
+from agentpost.protocol.envelope import AckEvent, Event, TaskAcceptEvent, TaskCreateEvent, TaskUpdateEvent
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.timestamps import parse_ms
+
+__all__ = ["DeliveryPolicy", "ack_due_at_ms", "in_time", "sla_due_at_ms"]
+
+_DAY_SECONDS: Final = 86_400
+# An ETA is what another node says: one beyond a year is a black hole with a date on it.
+_LONGEST_ETA_MS: Final = 365 * _DAY_SECONDS * 1000
+
+
+class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The defaults are those of the spec where it has any."""
+
+    accepted_ack_timeout_seconds: float = ACCEPTED_ACK_TIMEOUT_SECONDS  # RTY-1
+    resend: RetryPolicy = SENDER_RESEND  # RTY-1, RTY-2
+    processed_sla_seconds: int = _DAY_SECONDS
+    processed_sla_grace_seconds: int = 120  # ACK-4
+    # How often mail for a gateway that is away is looked at, in case its return goes unnoticed.
+    away_check_seconds: int = 900
+
+    retention_events: int = 10_000  # PIPE-7: the retention window of both streams
+    settled_retention_seconds: int = 30 * _DAY_SECONDS
+    mirror_retention_events: int = 100_000
+    keep_every_seconds: int = 300
+    room_copy_every_seconds: int = 10
+    cursor_lease_seconds: int = 300  # CUR-5
+
+    def __post_init__(self) -> None:
+        for field, value, least in (
+            ("acceptedAckTimeoutSeconds", self.accepted_ack_timeout_seconds, 0.001),
+            ("processedSlaSeconds", self.processed_sla_seconds, 1),
+            ("processedSlaGraceSeconds", self.processed_sla_grace_seconds, 0),
+            ("awayCheckSeconds", self.away_check_seconds, 1),
+            ("retentionEvents", self.retention_events, 0),
+            ("settledRetentionSeconds", self.settled_retention_seconds, 0),
+            ("mirrorRetentionEvents", self.mirror_retention_events, 0),
+            ("keepEverySeconds", self.keep_every_seconds, 1),
+            ("roomCopyEverySeconds", self.room_copy_every_seconds, 1),
+            ("cursorLeaseSeconds", self.cursor_lease_seconds, 1),
+        ):
+            # Written so that NaN, which compares false with everything, is refused too.
+            if not least <= value < 2**40:
+                raise Refusal(Code.INVALID_FIELD, f"delivery policy: {field} must be at least {least:g}", field=field)
+
+
+def ack_due_at_ms(event: Event, *, now_ms: int, policy: DeliveryPolicy) -> int:
+    """When an event that is sent now and not accepted is looked at: after the ACK timeout, or once it expires."""
+    return in_time(event, now_ms + round(policy.accepted_ack_timeout_seconds * 1000), now_ms=now_ms)
+
+
+def in_time(event: Event | None, due_at_ms: int, *, now_ms: int) -> int:
+    """`due_at_ms`, or the expiry of the event if that comes first (ENV-7): it is noticed when it happens."""
+    if event is None or event.expires_at is None:
+        return due_at_ms
+    return min(due_at_ms, max(parse_ms(event.expires_at, field="expiresAt"), now_ms))
+
+
+def sla_due_at_ms(event: Event, *, accepted_at_ms: int, policy: DeliveryPolicy) -> int:
+    """When an outcome has to be there, grace included (ACK-4).
+
+    `event` is whatever says most about it: the ACK, `task_accept` or `task_update` with an ETA, or else the event that
+    was accepted. A task has until its ETA, then until its deadline; everything else has the SLA.
+    """
+    promised_ms = _promised_ms(event, accepted_at_ms)
+    if promised_ms is None:
+        promised_ms = accepted_at_ms + policy.processed_sla_seconds * 1000
+    # An ETA in the past is no reason to call for help before the agent has had its grace.
+    promised_ms = min(max(promised_ms, accepted_at_ms), accepted_at_ms + _LONGEST_ETA_MS)
+    return promised_ms + policy.processed_sla_grace_seconds * 1000
+
+
+def _promised_ms(event: Event, accepted_at_ms: int) -> int | None:
+    match event:
+        case AckEvent(payload=said) | TaskAcceptEvent(payload=said):
+            at, seconds = said.eta_at, said.eta_seconds
+        case TaskUpdateEvent(payload=update):
+            at, seconds = update.revised_eta_at, None
+        case TaskCreateEvent(payload=create):
+            at, seconds = create.required_by or create.deadline_at, None
+        case _:
+            return None
+    if at is not None:
+        return parse_ms(at, field="etaAt")
+    return None if seconds is None else accepted_at_ms + seconds * 1000

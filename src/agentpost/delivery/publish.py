@@ -1,0 +1,310 @@
+"""An agent's words become a sealed event in the outbox, with a delivery for each recipient, in one transaction.
+
+Who it goes to is decided in `placing`, how it is sealed in `sealing`. What happens to the event afterwards is not
+known here: whoever wants to hear that there is one listens to the wake-ups.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
+from agentpost.delivery.making import EventMaker
+from agentpost.delivery.placing import Placement, RecipientReceipt, engaged_by, place
+from agentpost.delivery.policy import in_time
+from agentpost.delivery.ports import Content, RoomView, Wakeups
+from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
+from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS
+from agentpost.protocol.codec import decode_event, encode_event
+from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent, is_expired
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import CorrId, EventId, corr_id_of
+from agentpost.protocol.payloads import Message, Priority, Reply
+from agentpost.protocol.routing import Rejected, RouteRequest
+from agentpost.protocol.timestamps import format_ms
+from agentpost.store.blobs import SealedBlob
+from agentpost.store.interface import Store
+from agentpost.store.values import Appended, Incident
+from agentpost.world import Clock, IdMaker
+
+__all__ = ["MAX_INLINE_BYTES", "NO_ROUTE", "Publisher", "Receipt", "RecipientReceipt", "SendRequest"]
+
+MAX_INLINE_BYTES: Final = 256 * 1024
+NO_ROUTE: Final = "no_route"
+
+_log = logging.getLogger(__name__)
+
+# Chunks of a blob that are handed to the store at once: one commit for all of them.
+_CHUNKS_AT_ONCE: Final = 16
+
+AnyEvent = TypeVar("AnyEvent", bound=Event)
+
+
+class SendRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A message that a local agent wants sent: to agents by name (or "all"), or to whoever has the capabilities."""
+
+    source_agent_id: str
+    to_agents: tuple[str, ...] = ()
+    required_capabilities: tuple[str, ...] = ()
+    content: Content = Content()
+    priority: Priority = Priority.NORMAL
+    expects_reply: bool = False
+    expires_at: str | None = None
+    corr_id: CorrId | None = None
+
+
+class Receipt(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A message is durable here, at `seq`. It says for each recipient where it goes; `rejected` get nothing."""
+
+    event_id: EventId
+    corr_id: CorrId
+    seq: int
+    recipients: tuple[RecipientReceipt, ...]
+    rejected: tuple[Rejected, ...] = ()
+
+
+class Publisher:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        room: RoomView,
+        sealer: Sealer,
+        maker: EventMaker,
+        ids: IdMaker,
+        clock: Clock,
+        wakeups: Wakeups,
+        max_inline_bytes: int = MAX_INLINE_BYTES,
+        accepted_ack_timeout_seconds: float = ACCEPTED_ACK_TIMEOUT_SECONDS,
+    ) -> None:
+        self._store = store
+        self._room = room
+        self._sealer = sealer
+        self._maker = maker
+        self._ids = ids
+        self._clock = clock
+        self._wakeups = wakeups
+        self._max_inline_bytes = max_inline_bytes
+        self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
+
+    async def send(self, request: SendRequest) -> Receipt:
+        """Publish a message of a local agent. Returns once it would survive a power loss (PIPE-3).
+
+        An agent that no gateway has gets a dead letter at once, as ROUTE-3 has it, even if it is the only recipient:
+        what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
+        names nobody who exists is refused, and nothing is written (ROUTE-4 to ROUTE-7).
+        """
+        self._expect_local(request.source_agent_id)
+        now_ms = self._clock.now_ms()
+        wanted = RouteRequest(
+            source_agent_id=request.source_agent_id,
+            to_agents=request.to_agents,
+            required_capabilities=request.required_capabilities,
+        )
+        placement = place(wanted, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
+        event = self._message(request, placement, now_ms)
+        _check_in_time(event, now_ms)
+        appended = await self.publish(
+            event,
+            content=request.content,
+            deliveries=placement.deliveries(event, due_at_ms=self._due_at_ms(event, now_ms), now_ms=now_ms),
+            also=[
+                self._maker.dead_letter(event, to_agent_id=lost.agent_id, reason=NO_ROUTE, attempts=1)
+                for lost in placement.unroutable
+            ],
+            changes=placement.endings(event, reason=NO_ROUTE, now_ms=now_ms),
+        )
+        if placement.unroutable:
+            await self._report_unroutable(placement, event, now_ms)
+        return Receipt(
+            event_id=event.event_id,
+            corr_id=event.corr_id,
+            seq=appended.first_seq,
+            recipients=placement.receipts(self._room, now_ms=now_ms),
+            rejected=placement.rejected,
+        )
+
+    async def publish(
+        self,
+        event: Event,
+        *,
+        content: Content,
+        deliveries: Sequence[Delivery] = (),
+        also: Sequence[Event] = (),
+        changes: Sequence[Change] = (),
+    ) -> Appended:
+        """Seal the content for the event's `to_nodes` and append all of it at once. The event stands at `first_seq`.
+
+        For any kind of event. `also` are events that follow it in the same transaction and are finished already.
+        """
+        event = await self.seal_into(event, content)
+        try:
+            appended = await self._store.append((event, *also), deliveries=deliveries, changes=changes)
+        except Refusal:
+            await self._drop_blob_of(event)
+            raise
+        self._wakeups.outbox_grew()
+        self._wakeups.timer_set()
+        return appended
+
+    async def make_reply(self, event: Event, *, agent_id: str, content: Content) -> tuple[ReplyEvent, Delivery]:
+        """An agent's answer to an event, sealed for the gateway that it came from, and its delivery: for a settlement.
+
+        Only a large answer waits here, until its blob is durable. Refused if the asking gateway has left the mesh.
+        """
+        now_ms = self._clock.now_ms()
+        reply = self._maker.reply(
+            event,
+            event_id=self._ids.make(EventId),
+            agent_id=agent_id,
+            payload=Reply(ref_event_id=event.event_id),
+            to_nodes=(event.source_node_id,),
+        )
+        delivery = Delivery(
+            event_id=reply.event_id,
+            to_agent_id=event.source_agent_id,
+            to_node_id=event.source_node_id,
+            route_decision="answer",
+            corr_id=reply.corr_id,
+            from_agent_id=agent_id,
+            due_at_ms=now_ms + self._ack_timeout_ms,
+            emitted_at_ms=now_ms,
+        )
+        return await self.seal_into(reply, content), delivery
+
+    async def seal_into(self, event: AnyEvent, content: Content) -> AnyEvent:
+        """The event with its content sealed for its `to_nodes`: inside it, or above the limit in a blob (PIPE-5).
+
+        Everything that can be wrong with either is refused here, before anything is written.
+        """
+        check_fits(content, type(event.payload))
+        if type(event.payload) not in CONTENT_FIELDS:
+            _check_readable(event)
+            return event
+        bare: Any = without_content(event.payload)
+        # The event may be another's words sent anew: nothing of an earlier seal must stay beside this one.
+        payload: Any = replace(bare, sealed=None)
+        event = replace(event, payload=payload, payload_ref=None)
+        encoded = encode_content(content)
+        if len(encoded) <= self._max_inline_bytes:
+            sealed = self._sealer.seal_bytes(encoded, event_id=event.event_id, to_nodes=event.to_nodes)
+            event = replace(event, payload=replace(payload, sealed=sealed))
+            _check_readable(event)
+            return event
+        if len(encoded) > MAX_CONTENT_BYTES:
+            raise Refusal(
+                Code.TOO_LARGE,
+                f"the content has {len(encoded)} bytes; {MAX_CONTENT_BYTES} is the most",
+                field="content",
+                hint="Send it in parts, or say where it can be fetched.",
+            )
+        ref, blob = self._sealer.seal_blob(encoded, event_id=event.event_id, to_nodes=event.to_nodes)
+        event = replace(event, payload_ref=ref)
+        _check_readable(event)
+        await self._keep_blob(blob)
+        return event
+
+    def readdress(self, event: AnyEvent, nodes: Mapping[str, str | None]) -> AnyEvent:
+        """The event for other gateways than before: `nodes` has that of each recipient that is still to get it."""
+        to_nodes = tuple(dict.fromkeys(node_id for node_id in nodes.values() if node_id is not None))
+        # Recipients that have it already are nobody's: the new gateway must not engage them once more.
+        everybody: dict[str, str | None] = dict.fromkeys(_recipients_of(event))
+        trace = replace(event.trace, engaged_by=engaged_by({**everybody, **nodes}))
+        return replace(self._sealer.share(event, to_nodes=to_nodes), to_nodes=to_nodes, trace=trace)
+
+    def _message(self, request: SendRequest, placement: Placement, now_ms: int) -> MessageEvent:
+        event_id = self._ids.make(EventId)
+        return MessageEvent(
+            event_id=event_id,
+            source_node_id=self._store.node_id,
+            source_agent_id=request.source_agent_id,
+            to_nodes=placement.to_nodes,
+            corr_id=corr_id_of(event_id) if request.corr_id is None else request.corr_id,
+            created_at=format_ms(now_ms),
+            expires_at=request.expires_at,
+            trace=placement.trace(),
+            payload=Message(
+                to_agents=placement.to_agents,  # ROUTE-8: the actual recipients
+                required_capabilities=request.required_capabilities,
+                priority=request.priority,
+                expects_reply=request.expects_reply,
+            ),
+        )
+
+    def _expect_local(self, agent_id: str) -> None:
+        if self._store.local_agent(agent_id) is None:
+            raise Refusal(
+                Code.NOT_FOUND,
+                f"{agent_id!r:.80} is not an agent of this gateway",
+                field="sourceAgentId",
+                hint="Send as one of its agents, or add this one to the gateway first.",
+            )
+
+    def _due_at_ms(self, event: Event, now_ms: int) -> int:
+        return in_time(event, now_ms + self._ack_timeout_ms, now_ms=now_ms)
+
+    async def _report_unroutable(self, placement: Placement, event: Event, now_ms: int) -> None:
+        incidents = [
+            Incident(
+                kind=NO_ROUTE,
+                subject=lost.agent_id,
+                at_ms=now_ms,
+                corr_id=event.corr_id,
+                detail={"eventId": event.event_id, "ownerNodeId": lost.owner_node_id},
+            )
+            for lost in placement.unroutable
+        ]
+        # The message is durable: whatever happens here, its sender must not be told to send it again.
+        for problem in await asyncio.gather(*map(self._store.raise_incident, incidents), return_exceptions=True):
+            if isinstance(problem, BaseException):
+                _log.warning("an incident about %s could not be raised: %s", event.event_id, problem)
+
+    async def _keep_blob(self, sealed: SealedBlob) -> None:
+        address = sealed.blob.sha256
+        try:
+            await self._store.begin_blob(sealed.blob, at_ms=self._clock.now_ms())
+            for first in range(0, len(sealed.chunks), _CHUNKS_AT_ONCE):
+                chunks = sealed.chunks[first : first + _CHUNKS_AT_ONCE]
+                await asyncio.gather(
+                    *(self._store.put_chunk(address, first + at, data) for at, data in enumerate(chunks))
+                )
+            await self._store.complete_blob(address)
+        except Refusal:
+            await self._drop_blob(address)
+            raise
+
+    async def _drop_blob_of(self, event: Event) -> None:
+        if event.payload_ref is not None:
+            await self._drop_blob(event.payload_ref.sha256)
+
+    async def _drop_blob(self, address: str) -> None:
+        """Take back a blob that no event speaks of. Its key is new, so nobody else has the same."""
+        # A store that refused the event because of its own trouble will refuse this as well.
+        with suppress(Refusal):
+            await self._store.drop_blob(address)
+
+
+def _recipients_of(event: Event) -> tuple[str, ...]:
+    if isinstance(event, MessageEvent | TaskCreateEvent):
+        return event.payload.to_agents
+    return () if event.to_agent_id is None else (event.to_agent_id,)
+
+
+def _check_in_time(event: Event, now_ms: int) -> None:
+    if is_expired(event, now_ms=now_ms):
+        raise Refusal(Code.EXPIRED, f"expiresAt {event.expires_at} has passed already", field="expiresAt")
+
+
+def _check_readable(event: Event) -> None:
+    """Refuse an event that its readers would refuse: once in the outbox, it could not be taken back."""
+    try:
+        raw = encode_event(event)
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise Refusal(Code.INVALID_FIELD, f"the event cannot be encoded: {error}", field="event") from None
+    decode_event(raw)

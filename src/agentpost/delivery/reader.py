@@ -1,0 +1,208 @@
+"""The consumer's side of a subscription: what came is held against the signed head and the cursor, then taken (CUR-1).
+
+A reader trusts nobody but the source's signature: a mirror that altered, reordered or left something out is caught,
+because the chain of what it handed over does not end where the source says it does (PIPE-9).
+"""
+
+import asyncio
+import logging
+from enum import StrEnum
+from typing import Final
+
+from agentpost.delivery.frames import Events
+from agentpost.delivery.heads import verify_head
+from agentpost.delivery.intake import Batch, Intake
+from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import OutboxHead, chain_over
+from agentpost.store.interface import Store
+from agentpost.store.values import CHAIN_START, Cursor
+from agentpost.tasks import TaskOwner
+from agentpost.world import Clock
+
+__all__ = ["OwnReader", "StreamReader", "Verdict", "is_later_epoch", "signed_head"]
+
+_log = logging.getLogger(__name__)
+
+# CUR-3: how long the cursor may stand at a gap before somebody is told.
+_GAP_TIMEOUT_MS: Final = 30_000
+# How far the own cursor may lag behind an outbox that has nothing for local agents.
+_OWN_STEP: Final = 1024
+
+
+class Verdict(StrEnum):
+    TAKEN = "taken"
+    KNOWN = "known"  # it was here already: the cursor has passed it
+    GAP = "gap"  # something before it is missing: ask again from the cursor
+    STALE = "stale"  # of an earlier life of the source, from somebody who has not heard of the present one
+    REGRESSED = "regressed"  # the source's outbox ends before what was read from it
+    UNKNOWN = "unknown"  # nobody in this mesh has the key that would sign for the source, or not any more
+
+
+class StreamReader:
+    """The reader of one source, through whichever link brings it. The cursor decides; nothing is taken twice."""
+
+    def __init__(self, source_node_id: str, *, store: Store, room: RoomView, clock: Clock, intake: Intake) -> None:
+        self.source_node_id = source_node_id
+        self._store = store
+        self._room = room
+        self._clock = clock
+        self._intake = intake
+        self._lock = asyncio.Lock()
+        self._gap_since_ms: int | None = None
+        self._may_skip = False
+
+    def position(self) -> Cursor | None:
+        return self._store.cursor(self.source_node_id)
+
+    async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
+        """Take a batch. Refused, with an incident and nothing accepted: what the source did not say like that."""
+        async with self._lock:
+            return await self._take(frame, is_direct=is_direct)
+
+    def note_gap(self) -> None:
+        """What comes next is missing. The cursor stops, and the time runs (CUR-3)."""
+        if self._gap_since_ms is None:
+            self._gap_since_ms = self._clock.monotonic_ms()
+
+    async def check_gap(self) -> bool:
+        """Whether there is a gap that nobody has closed in time; somebody is told of it then (CUR-4)."""
+        if self._gap_since_ms is None or self._clock.monotonic_ms() - self._gap_since_ms < _GAP_TIMEOUT_MS:
+            return False
+        at = self.position()
+        await self._intake.report("gap", self.source_node_id, after_seq=at.last_seq if at else 0)
+        return True
+
+    def allow_skip(self) -> None:
+        """Let the source itself begin after what it does not have any more."""
+        self._may_skip = True
+
+    async def _take(self, frame: Events, *, is_direct: bool) -> Verdict:
+        source = self.source_node_id
+        if self._room.signing_key(source) is None:
+            return Verdict.UNKNOWN
+        try:
+            head = signed_head(frame, self._room)
+        except Refusal as refusal:
+            await self._intake.report("stream_broken", source, reason=refusal.message)
+            raise
+        cursor = self.position()
+        if cursor is not None and cursor.epoch != frame.epoch:
+            if not is_direct and not is_later_epoch(frame.epoch, than=cursor.epoch):
+                return Verdict.STALE
+            # CUR-6: what was taken before is still known by its event ids.
+            await self._intake.report("epoch_changed", source, before=cursor.epoch, now=frame.epoch)
+            await self._store.restart_cursor(source, epoch=frame.epoch, at_ms=self._clock.now_ms())
+            cursor = None
+        last_seq = cursor.last_seq if cursor else 0
+        if frame.after_seq == frame.through_seq and frame.through_seq < last_seq:
+            if is_direct:
+                await self._intake.report("source_regressed", source, read_through=last_seq, ends_at=head.seq)
+            return Verdict.REGRESSED if is_direct else Verdict.STALE
+        if frame.through_seq <= last_seq:
+            return Verdict.KNOWN
+        if frame.after_seq != last_seq:
+            self.note_gap()
+            return Verdict.GAP
+        may_skip, self._may_skip = self._may_skip and is_direct, False
+        try:
+            chain = self._checked_chain(frame, head, cursor.last_chain if cursor else CHAIN_START, may_skip=may_skip)
+        except Refusal as refusal:
+            await self._intake.report("stream_broken", source, reason=refusal.message)
+            raise
+        batch = Batch(
+            source_node_id=source,
+            epoch=frame.epoch,
+            after_seq=frame.after_seq,
+            through_seq=frame.through_seq,
+            chain=chain,
+            raws=frame.events,
+        )
+        await self._intake.take(batch)
+        if self._gap_since_ms is not None:
+            self._gap_since_ms = None
+            if not may_skip:
+                # What was missing has come after all. What was skipped has not, and a person has to know.
+                await self._store.close_incident("gap", source, at_ms=self._clock.now_ms())
+        return Verdict.TAKEN
+
+    def _checked_chain(self, frame: Events, head: OutboxHead, chain: bytes, *, may_skip: bool) -> bytes:
+        """The stream's chain after the batch, if it is the one that the source signed."""
+        mark = head.streams.get(self._store.node_id)
+        if may_skip and frame.first_chain is not None:
+            chain = chain_over(frame.first_chain, frame.events[1:])
+        else:
+            chain = chain_over(chain, frame.events)
+        if mark is None or mark.chain != chain or mark.seq > frame.through_seq:
+            raise Refusal(
+                Code.CONFLICT,
+                f"what came from the outbox of {self.source_node_id} is not what its owner signed",
+                field="events",
+                hint="Something on the way altered, reordered or left out events; read from somebody else.",
+            )
+        return chain
+
+
+class OwnReader:
+    """The reader of the own outbox: mail between two agents of this gateway takes the same way as all other mail."""
+
+    def __init__(self, *, store: Store, intake: Intake, wakeups: Wakeups, tasks: TaskOwner) -> None:
+        self._store = store
+        self._intake = intake
+        self._tasks = tasks
+        self._grew = asyncio.Event()
+        wakeups.listen(outbox=self._grew.set)
+
+    def start(self) -> None:
+        self._grew.set()
+        self._tasks.spawn(self._run(), name="own mail")
+
+    async def read(self) -> None:
+        """Take everything that is there for the agents of this gateway."""
+        own = self._store.node_id
+        while True:
+            cursor = self._store.cursor(own)
+            if cursor is not None and cursor.epoch != self._store.epoch:
+                await self._store.restart_cursor(own, epoch=self._store.epoch, at_ms=cursor.updated_at_ms)
+                continue
+            after_seq = cursor.last_seq if cursor else 0
+            stream = self._store.read_stream(own, after_seq)
+            if not stream.events and stream.through_seq - after_seq < _OWN_STEP:
+                return
+            batch = Batch(
+                source_node_id=own,
+                epoch=self._store.epoch,
+                after_seq=after_seq,
+                through_seq=stream.through_seq,
+                chain=stream.chain,
+                raws=[event.raw for event in stream.events],
+            )
+            await self._intake.take(batch)
+
+    async def _run(self) -> None:
+        while True:
+            await self._grew.wait()
+            self._grew.clear()
+            try:
+                await self.read()
+            except Refusal as refusal:
+                # The disk is full, say. The next append, or the next start, tries again.
+                _log.error("local mail could not be read: %s", refusal.message)
+
+
+def signed_head(frame: Events, room: RoomView) -> OutboxHead:
+    """The head of the frame, if the source signed it for exactly this end of its outbox."""
+    key = room.signing_key(frame.source)
+    if key is None:
+        raise Refusal(Code.NODE_REVOKED, f"{frame.source} is not a node of this mesh, or is no more", field="source")
+    head = verify_head(frame.head, frame.signature, key)
+    if (head.node_id, head.epoch, head.seq) != (frame.source, frame.epoch, frame.through_seq):
+        raise Refusal(Code.CONFLICT, f"the head that {frame.source} signed is not that of this batch", field="head")
+    if frame.after_seq > frame.through_seq:
+        raise Refusal(Code.SEQUENCE_GAP, "a batch cannot end before it begins", field="throughSeq")
+    return head
+
+
+def is_later_epoch(epoch: str, *, than: str) -> bool:
+    """Whether an outbox began this life after that one. Epochs are made so that they sort by time."""
+    return epoch > than

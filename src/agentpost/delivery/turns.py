@@ -1,0 +1,293 @@
+"""One agent's turn with one event: what it is handed, and what follows from its answer. Used by `dispatch` and `pull`.
+
+The attempt is written before the agent gets the event, the outcome after, each in one transaction. Knows nothing of
+queues, timers and runtimes.
+
+- The reply comes before `processed` in the outbox: the sender's delivery then ends as *Replied*.
+- A reply answers a message or a task, never a reply or a report of the postmaster. Two agents that answer everything
+  would otherwise never stop; an agent that wants to go on sends a message.
+- Why a turn failed is told twice: the ACK's reason is a word in the clear, the error itself is sealed for the sender.
+"""
+
+import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agentpost.delivery.making import EventMaker
+from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
+from agentpost.delivery.postmaster import POSTMASTER
+from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent, is_expired
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.payloads import AckType, Priority, Sealed
+from agentpost.store.interface import Store
+from agentpost.store.values import Incident, Outcome, Settlement
+from agentpost.world import Chance, Clock
+
+__all__ = ["Begun", "Held", "Hold", "Opener", "Replier", "Turns"]
+
+_log = logging.getLogger(__name__)
+
+# An error is for a person: its beginning says it.
+_MAX_ERROR: Final = 2000
+# A disk that is full now may have room again soon.
+_FULL_DISK_MS: Final = 5_000
+# Whoever fetches content wakes the agents that wait for it; this is for those who are not awake then.
+_CONTENT_MS: Final = 15_000
+# What the store says of a row that has its outcome, or is not there.
+_CLOSED: Final = frozenset({Code.INVALID_TRANSITION, Code.NOT_FOUND})
+
+
+class Opener(Protocol):
+    """The part of the sealer that a turn needs."""
+
+    def open(self, event: Event) -> Content: ...
+
+    def seal(self, content: Content, *, event_id: EventId, to_nodes: Sequence[str]) -> Sealed: ...
+
+
+class Replier(Protocol):
+    """The part of the publisher that a turn needs."""
+
+    async def make_reply(self, event: Event, *, agent_id: str, content: Content) -> tuple[ReplyEvent, Delivery]: ...
+
+
+class Begun(Struct, frozen=True, kw_only=True):
+    """The attempt is recorded: the agent may have this now."""
+
+    event: Event
+    engagement: Engagement
+
+
+class Hold(StrEnum):
+    ENDED = "ended"  # it has its outcome, and the agent never gets it
+    WAITS = "waits"  # not now; nothing was spent
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """Why the agent does not get this event now."""
+
+    hold: Hold
+    due_at_ms: int = 0
+
+
+_ENDED: Final = Held(hold=Hold.ENDED)
+
+
+class Turns:
+    """Begins and ends turns. What an agent or a peer did is an outcome here, never an exception."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        sealer: Opener,
+        publisher: Replier,
+        maker: EventMaker,
+        clock: Clock,
+        chance: Chance,
+        wakeups: Wakeups,
+        policy: RetryPolicy = DISPATCH_RETRY,
+    ) -> None:
+        self._store = store
+        self._sealer = sealer
+        self._publisher = publisher
+        self._maker = maker
+        self._clock = clock
+        self._chance = chance
+        self._wakeups = wakeups
+        self._policy = policy
+
+    async def begin(self, event: Event, agent_id: str, *, attempts: int, error: str | None = None) -> Begun | Held:
+        """Record the attempt and give what the agent is to get. `attempts` and `error` are those of the ledger row."""
+        try:
+            return await self._begin(event, agent_id, attempts, error)
+        except Refusal as refusal:
+            if refusal.code in _CLOSED:
+                # Somebody settled it meanwhile, with a reply by hand for instance.
+                return _ENDED
+            _log.warning("a turn of %s could not begin: %s", agent_id, refusal.message)
+            return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _FULL_DISK_MS)
+
+    async def _begin(self, event: Event, agent_id: str, attempts: int, error: str | None) -> Begun | Held:
+        now_ms = self._clock.now_ms()
+        if is_expired(event, now_ms=now_ms):
+            return await self._expire(event, agent_id)
+        if exhausted(self._policy, attempts):
+            # Attempts that ended in a crash of this gateway count too, or a poisonous message would be tried for ever.
+            last_error = error or "the gateway stopped during each attempt"
+            await self._fail(event, agent_id, reason="max_attempts", error=last_error)
+            return _ENDED
+        # Opened before the attempt is recorded: content that is still on its way spends none.
+        try:
+            content = self._sealer.open(event)
+        except Refusal as refusal:
+            return await self._without_content(event, agent_id, refusal)
+        try:
+            attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms)
+        except Refusal as refusal:
+            if refusal.code is Code.EXPIRED:
+                return await self._expire(event, agent_id)
+            raise
+        return Begun(event=event, engagement=_engagement(event, agent_id, attempt, content))
+
+    def retry_at_ms(self, result: Result, *, attempt: int) -> int | None:
+        """When attempt number `attempt`, which ended with `result`, is to be repeated; None if that was the end."""
+        if result.kind is not ResultKind.RETRY or exhausted(self._policy, attempt):
+            return None
+        delay_seconds = next_delay_seconds(self._policy, attempt=attempt, jitter=self._chance.fraction())
+        # What the runtime asked for is a lower bound; the policy's longest wait is the upper one.
+        asked_seconds = min(result.retry_after_seconds or 0, self._policy.max_delay_seconds)
+        return self._clock.now_ms() + round(max(delay_seconds, asked_seconds) * 1000)
+
+    async def postpone(self, event: Event, agent_id: str, *, due_at_ms: int, error: str | None) -> bool:
+        """Note that an attempt failed and when the next one is due (RTY-4). False if the row is closed."""
+        try:
+            await self._store.postpone(
+                event.event_id, agent_id, due_at_ms=due_at_ms, error=_short(error or "the runtime did not say why")
+            )
+        except Refusal as refusal:
+            if refusal.code in _CLOSED:
+                return False
+            _log.warning("a failed attempt of %s could not be recorded: %s", agent_id, refusal.message)
+        return True
+
+    async def end(self, event: Event, agent_id: str, result: Result) -> bool:
+        """Write the outcome of a turn that is over. False if the row was closed before; raises if the disk refuses."""
+        if result.kind is ResultKind.PROCESSED:
+            return await self._process(event, agent_id, result)
+        reason = "failed" if result.kind is ResultKind.FAILED else "max_attempts"
+        return await self._fail(event, agent_id, reason=reason, error=result.error)
+
+    async def _process(self, event: Event, agent_id: str, result: Result) -> bool:
+        ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)
+        events: tuple[Event, ...] = (ack,)
+        deliveries: tuple[Delivery, ...] = ()
+        error: str | None = None
+        if result.reply is not None and _is_answerable(event):
+            try:
+                reply, delivery = await self._publisher.make_reply(event, agent_id=agent_id, content=result.reply)
+            except Refusal as refusal:
+                # The turn is over all the same, and running the agent again would not bring the sender back.
+                error = await self._reply_refused(event, agent_id, refusal)
+            else:
+                events, deliveries = (reply, ack), (delivery,)
+        try:
+            return await self._settle(event, agent_id, Outcome.PROCESSED, events, deliveries, error)
+        except Refusal as refusal:
+            if not deliveries or not _is_about_the_reply(refusal):
+                raise
+            error = await self._reply_refused(event, agent_id, refusal)
+            return await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), error)
+
+    async def _reply_refused(self, event: Event, agent_id: str, refusal: Refusal) -> str:
+        await self.incident("reply_refused", event, agent_id, code=refusal.code.value)
+        return _short(f"its reply could not be sent: {refusal.message}")
+
+    async def _expire(self, event: Event, agent_id: str) -> Held:
+        ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason="expired")
+        await self._settle(event, agent_id, Outcome.EXPIRED, (ack,), (), f"expired at {event.expires_at}")
+        return _ENDED
+
+    async def _fail(self, event: Event, agent_id: str, *, reason: str, error: str | None) -> bool:
+        error = _short(error or reason)
+        ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason=reason)
+        try:
+            sealed = self._sealer.seal(Content(error_summary=error), event_id=ack.event_id, to_nodes=ack.to_nodes)
+        except Refusal:
+            # A sender that is out of the mesh has no key any more; the reason has to do.
+            sealed = None
+        ack = replace(ack, payload=replace(ack.payload, sealed=sealed))
+        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, (ack,), (), error)
+
+    async def _without_content(self, event: Event, agent_id: str, refusal: Refusal) -> Held:
+        if refusal.code is Code.UNAVAILABLE:
+            due_at_ms = self._clock.now_ms() + _CONTENT_MS
+            await self.postpone(event, agent_id, due_at_ms=due_at_ms, error=refusal.message)
+            return Held(hold=Hold.WAITS, due_at_ms=due_at_ms)
+        await self.incident("unreadable", event, agent_id, code=refusal.code.value)
+        await self._fail(event, agent_id, reason="unreadable", error=refusal.message)
+        return _ENDED
+
+    async def _settle(
+        self,
+        event: Event,
+        agent_id: str,
+        outcome: Outcome,
+        events: tuple[Event, ...],
+        deliveries: tuple[Delivery, ...],
+        error: str | None,
+    ) -> bool:
+        closed = await self._store.settle(
+            Settlement(
+                event_id=event.event_id,
+                to_agent_id=agent_id,
+                outcome=outcome,
+                at_ms=self._clock.now_ms(),
+                events=events,
+                deliveries=deliveries,
+                error=error,
+            )
+        )
+        if closed:
+            self._wakeups.outbox_grew()
+            if deliveries:
+                self._wakeups.timer_set()
+        return closed
+
+    async def incident(self, kind: str, event: Event, agent_id: str, **detail: str | int | bool | None) -> None:
+        """Show something to a person. Neither what was said nor what an agent printed is in it."""
+        await self._store.raise_incident(
+            Incident(
+                kind=kind,
+                subject=f"{event.event_id}/{agent_id}",
+                at_ms=self._clock.now_ms(),
+                corr_id=event.corr_id,
+                detail={"eventId": event.event_id, "agentId": agent_id, **detail},
+            )
+        )
+
+
+def _engagement(event: Event, agent_id: str, attempt: int, content: Content) -> Engagement:
+    return Engagement(
+        event_id=event.event_id,
+        corr_id=event.corr_id,
+        kind=event.kind,
+        to_agent_id=agent_id,
+        from_agent_id=event.source_agent_id,
+        from_node_id=event.source_node_id,
+        created_at=event.created_at,
+        attempt=attempt,
+        priority=event.payload.priority if isinstance(event, MessageEvent | TaskCreateEvent) else Priority.NORMAL,
+        expects_reply=_expects_reply(event),
+        ref_event_id=event.payload.ref_event_id if isinstance(event, ReplyEvent) else None,
+        content=content,
+    )
+
+
+def _expects_reply(event: Event) -> bool:
+    match event:
+        case MessageEvent(payload=message):
+            return message.expects_reply
+        case TaskCreateEvent(payload=create):
+            return create.response_required
+        case _:
+            return False
+
+
+def _is_answerable(event: Event) -> bool:
+    return not isinstance(event, ReplyEvent) and event.source_agent_id != POSTMASTER
+
+
+def _is_about_the_reply(refusal: Refusal) -> bool:
+    return refusal.code in (Code.INVALID_FIELD, Code.TOO_LARGE, Code.TOO_DEEP, Code.CONFLICT)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"

@@ -1,0 +1,76 @@
+"""Where the recipient of a delivery is now, and whether its mail may go there: one reading of the room, no effects.
+
+Mail that nobody accepted yet stays with the gateway that it was sent to, unless that gateway cannot have taken it:
+two gateways must never engage an agent with the same event (ROUTE-2).
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.routing import Decision, Recipient, RouteRequest, decide_route, is_live
+from agentpost.protocol.snapshot import Failover, RoomSnapshot
+
+__all__ = ["Place", "Whereabouts", "locate"]
+
+
+class Place(StrEnum):
+    THERE = "there"  # its gateway is there: what is not accepted in time is sent again
+    AWAY = "away"  # its gateway is known to be away: the mail waits, and no attempt is spent
+    IN_DOUBT = "in_doubt"  # away, and somebody could stand in, but nobody knows whether the silent one took it
+    MOVED = "moved"  # another gateway may have it, and the one before cannot
+    NOWHERE = "nowhere"  # no gateway can get it (ROUTE-3)
+
+
+class Whereabouts(Struct, frozen=True, kw_only=True):
+    """`node_id` is the gateway to send to; None only for an agent that is nowhere."""
+
+    place: Place
+    node_id: str | None
+    decision: str | None = None
+
+
+def locate(
+    delivery: Delivery, *, room: RoomSnapshot, own_node_id: str, has_passed: bool, is_revoked: bool, now_ms: int
+) -> Whereabouts:
+    """Find the recipient of a delivery that nobody has accepted.
+
+    `has_passed`: the gateway it was sent to says that it has read beyond it. `is_revoked`: that gateway is out of the
+    mesh for good.
+    """
+    node_id = delivery.to_node_id
+    route = _route(delivery, room, now_ms)
+    if route is None or route.node_id is None:
+        # ROUTE-3. An agent whose record is missing or inactive stays where it was: records come and go, mail must not.
+        if node_id is None or is_revoked:
+            return Whereabouts(place=Place.NOWHERE, node_id=None)
+        return _at(node_id, room, own_node_id, now_ms)
+    if node_id is None:
+        return Whereabouts(place=Place.MOVED, node_id=route.node_id, decision=route.decision)
+    if route.node_id == node_id or (node_id == own_node_id == route.owner_node_id):
+        return Whereabouts(place=Place.NOWHERE, node_id=None) if is_revoked else _at(node_id, room, own_node_id, now_ms)
+
+    here = _at(node_id, room, own_node_id, now_ms)
+    # A gateway that is there, has read beyond the event and accepted nothing did not take it: its ACK would have been
+    # written with its cursor (CUR-2).
+    let_it_pass = has_passed and here.place is Place.THERE
+    if let_it_pass or is_revoked or route.failover is Failover.AT_LEAST_ONCE:
+        return Whereabouts(place=Place.MOVED, node_id=route.node_id, decision=route.decision)
+    if here.place is Place.AWAY and route.decision in (Decision.OWNER, Decision.FALLBACK):
+        return Whereabouts(place=Place.IN_DOUBT, node_id=node_id)
+    return here
+
+
+def _route(delivery: Delivery, room: RoomSnapshot, now_ms: int) -> Recipient | None:
+    request = RouteRequest(source_agent_id=delivery.from_agent_id, to_agents=(delivery.to_agent_id,))
+    try:
+        return decide_route(request, room, now_ms=now_ms).recipients[0]
+    except Refusal:
+        return None
+
+
+def _at(node_id: str | None, room: RoomSnapshot, own_node_id: str, now_ms: int) -> Whereabouts:
+    there = node_id is not None and (node_id == own_node_id or is_live(room.nodes.get(node_id), now_ms))
+    return Whereabouts(place=Place.THERE if there else Place.AWAY, node_id=node_id)

@@ -1,0 +1,258 @@
+"""One agent's mail, handed to its runtime. Knows nothing of other agents.
+
+A worker hands over the oldest mail first: after a start that is the whole backlog, and what comes meanwhile stands
+behind it (RTY-5). It is woken when mail arrives and when the timer of a retry runs out; nothing is polled.
+
+Order. An agent that takes one event at a time gets what a sender said in the order in which it was said: while a
+message waits for its retry, later ones from the same sender wait behind it, and other senders go on. A second message
+often makes no sense before the first, and nobody's mail should suffer from somebody else's. The wait is bounded by the
+attempts of the retry policy. Of a long backlog the first `_LOOK_AHEAD` events are considered at a time. An agent that
+takes several events at once has no order to keep.
+
+Speed. Turns that run at once do not wait for each other, and of turns that follow each other the end of one is written
+with the beginning of the next, so that the store puts many of both into one commit.
+
+After a crash. An event that was handed over and has no outcome is *unclear*: its runtime is asked; if that cannot say
+and is not idempotent, the event is neither repeated nor given up but shown as an incident, until an operator decides
+(`Dispatcher.resolve`). It does not hold back what follows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from agentpost.delivery.lanes import Lanes, Mail
+from agentpost.delivery.ports import Result, ResultKind, Runtime
+from agentpost.delivery.turns import Begun, Hold, Turns
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.store.interface import Store
+from agentpost.store.values import BacklogItem, LedgerState
+from agentpost.tasks import TaskOwner
+from agentpost.world import Clock
+
+__all__ = ["UNCLEAR", "Worker"]
+
+_log = logging.getLogger(__name__)
+
+UNCLEAR: Final = "indeterminate"  # the kind of the incident
+_LOOK_AHEAD: Final = 1024
+_PAGE: Final = 256
+_MOST_AT_ONCE: Final = 256
+# A disk that is full now may have room again soon. The outcome is in memory meanwhile, and the agent is not run again.
+_WRITE_AGAIN_SECONDS: Final = 5.0
+
+
+class Worker:
+    """Hands the mail of one agent to one runtime, as much at once as that takes."""
+
+    def __init__(
+        self, agent_id: str, runtime: Runtime, store: Store, turns: Turns, clock: Clock, tasks: TaskOwner
+    ) -> None:
+        self._agent_id = agent_id
+        self._runtime = runtime
+        self._store = store
+        self._turns = turns
+        self._clock = clock
+        self._tasks = tasks
+        self._most = max(1, min(runtime.max_concurrent, _MOST_AT_ONCE))
+        self._lanes = Lanes(is_ordered=self._most == 1)
+        # Every open row that was read: in a lane, with the agent, being written, or left to an operator.
+        self._known: set[EventId] = set()
+        self._unclear: set[EventId] = set()
+        self._without_content: dict[EventId, str] = {}
+        self._read_through = 0
+        self._has_more = True
+        self._running = 0
+        self._woken = asyncio.Event()
+        self._is_stopping = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def mail_came(self) -> None:
+        """There is mail, or content that some mail waited for."""
+        self._has_more = True
+        self._look_for_content()
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Begin no further turn; `run` returns when those that run have ended."""
+        self._is_stopping = True
+        self._woken.set()
+
+    def is_busy_with(self, event_id: EventId) -> bool:
+        return event_id in self._known and event_id not in self._unclear
+
+    def forget(self, event_id: EventId) -> None:
+        """An operator decided about an unclear event: if it is still open, it is mail like any other."""
+        self._unclear.discard(event_id)
+        self._known.discard(event_id)
+        self.mail_came()
+
+    async def run(self) -> None:
+        while not self._is_stopping:
+            self._woken.clear()
+            while self._running < self._most and (mail := self._next()) is not None:
+                self._running += 1
+                self.idle.clear()
+                self._tasks.spawn(self._serve(mail), name=f"{self._agent_id}:turn")
+            await self._wait()
+        await self.idle.wait()
+
+    async def _wait(self) -> None:
+        """Until something changes, or the next retry is due and somebody is free for it."""
+        due_at_ms = self._lanes.next_due_at_ms() if self._running < self._most else None
+        if due_at_ms is None:
+            await self._woken.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(due_at_ms - self._clock.now_ms(), 0) / 1000):
+                await self._woken.wait()
+
+    def _next(self) -> Mail | None:
+        if self._is_stopping:
+            return None
+        now_ms = self._clock.now_ms()
+        mail = self._lanes.take(now_ms)
+        while mail is None and self._has_more and len(self._lanes) < _LOOK_AHEAD:
+            self._read()
+            mail = self._lanes.take(now_ms)
+        return mail
+
+    def _look_for_content(self) -> None:
+        for event_id, sha256 in self._without_content.items():
+            blob = self._store.blob(sha256)
+            if blob is not None and blob.complete:
+                self._lanes.hurry(event_id)
+
+    def _read(self) -> None:
+        """Take the next page of the backlog into the lanes."""
+        page = self._store.backlog(self._agent_id, after_inbox_seq=self._read_through, limit=_PAGE)
+        for item in page:
+            self._read_through = item.entry.inbox_seq
+            if item.entry.event_id not in self._known:
+                self._known.add(item.entry.event_id)
+                try:
+                    self._lanes.add(_mail(item))
+                except Refusal as refusal:
+                    # It was read when it was accepted, so a newer version wrote it: it stays until that one is back.
+                    _log.error("%s cannot be read any more: %s", item.entry.event_id, refusal.message)
+        self._has_more = len(page) == _PAGE
+        if not self._has_more and self._store.backlog_size(self._agent_id) > len(self._known):
+            # Further up there is an event that was here before, for another agent, or that an operator released.
+            self._read_through, self._has_more = 0, True
+
+    async def _serve(self, mail: Mail) -> None:
+        """Turn after turn, until nothing is due."""
+        try:
+            following: Mail | None = mail
+            begun = await self._begin(mail)
+            while following is not None:
+                mail, ending = following, None
+                if begun is not None:
+                    ending = self._conclude(mail, begun.engagement.attempt, await self._engage(begun))
+                following = self._next()
+                if following is not None and ending is not None and self._most == 1:
+                    # One commit a turn instead of two. Those who take several at once share commits anyway.
+                    _, begun = await asyncio.gather(ending, self._begin(following))
+                    continue
+                if ending is not None:
+                    await ending
+                begun = None if following is None else await self._begin(following)
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self.idle.set()
+            self._woken.set()
+
+    async def _begin(self, mail: Mail) -> Begun | None:
+        """Record the attempt. None if the agent does not get this mail now; its lane knows then."""
+        event = mail.event
+        self._without_content.pop(event.event_id, None)
+        if mail.is_unclear and await self._is_concluded(mail):
+            return None
+        begun = await self._turns.begin(event, self._agent_id, attempts=mail.attempts, error=mail.error)
+        if isinstance(begun, Begun):
+            return begun
+        if begun.hold is Hold.WAITS:
+            if event.payload_ref is not None:
+                self._without_content[event.event_id] = event.payload_ref.sha256
+            self._lanes.put_back(replace(mail, due_at_ms=begun.due_at_ms))
+            # It may have come while it was noted that it had not.
+            self._look_for_content()
+        else:
+            self._lanes.done(mail)
+            self._known.discard(event.event_id)
+        return None
+
+    async def _is_concluded(self, mail: Mail) -> bool:
+        """Find out about mail that was handed over before a crash. False if it may be handed over again."""
+        event_id = mail.event.event_id
+        try:
+            answer = await self._runtime.ask(event_id)
+        except Exception as error:  # noqa: BLE001 - a runtime that cannot be asked cannot say
+            _log.warning("the runtime of %s could not be asked: %s", self._agent_id, type(error).__name__)
+            answer = None
+        if answer is not None and answer.kind is not ResultKind.RETRY:
+            self._lanes.done(mail)
+            await self._end(mail, answer)
+            return True
+        if answer is not None or self._runtime.is_idempotent:
+            return False
+        self._unclear.add(event_id)
+        self._lanes.done(mail)
+        try:
+            await self._turns.incident(UNCLEAR, mail.event, self._agent_id, attempts=mail.attempts)
+        except Refusal as refusal:
+            _log.error("an incident of %s could not be recorded: %s", self._agent_id, refusal.message)
+        return True
+
+    async def _engage(self, begun: Begun) -> Result:
+        try:
+            return await self._runtime.engage(begun.engagement)
+        except Exception as error:  # noqa: BLE001 - a runtime that breaks its promise is an attempt that failed
+            return Result(kind=ResultKind.RETRY, error=f"{type(error).__name__}: {error}")
+
+    def _conclude(self, mail: Mail, attempt: int, result: Result) -> Coroutine[Any, Any, None]:
+        """Let the lane go on at once; what is given still has to be awaited, and writes the outcome."""
+        due_at_ms = self._turns.retry_at_ms(result, attempt=attempt)
+        if due_at_ms is None:
+            self._lanes.done(mail)
+            return self._end(mail, result)
+        self._lanes.put_back(replace(mail, attempts=attempt, due_at_ms=due_at_ms, error=result.error, is_unclear=False))
+        return self._postpone(mail, due_at_ms, result.error)
+
+    async def _end(self, mail: Mail, result: Result) -> None:
+        event_id = mail.event.event_id
+        while True:
+            try:
+                await self._turns.end(mail.event, self._agent_id, result)
+            except Refusal as refusal:
+                _log.error("the outcome of %s for %s is not written: %s", event_id, self._agent_id, refusal.message)
+                if refusal.code is not Code.STORAGE_FULL:
+                    # A failed disk ends the gateway. The row stays as it is: unclear, at the next start.
+                    return
+                await asyncio.sleep(_WRITE_AGAIN_SECONDS)
+            else:
+                self._known.discard(event_id)
+                return
+
+    async def _postpone(self, mail: Mail, due_at_ms: int, error: str | None) -> None:
+        await self._turns.postpone(mail.event, self._agent_id, due_at_ms=due_at_ms, error=error)
+
+
+def _mail(item: BacklogItem) -> Mail:
+    entry = item.entry
+    return Mail(
+        inbox_seq=entry.inbox_seq,
+        event=decode_event(item.raw),
+        attempts=entry.attempts,
+        due_at_ms=entry.due_at_ms,
+        error=entry.error,
+        is_unclear=entry.state is LedgerState.ENGAGED,
+    )

@@ -1,0 +1,47 @@
+"""Two gateways for `agentpost bench roundtrip`: one served in this process, one in a process of its own, joined."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+from agentpost.bench.roundtrip import RECEIVER, RECEIVER_NODE, SENDER, receiver_process
+from agentpost.config import Settings
+from agentpost.delivery.engine import Engine
+from agentpost.edges.http.server import serve
+from agentpost.edges.runtimes import make_runtime
+from agentpost.gateway import Gateway
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.tasks import TaskOwner
+from agentpost.world import SystemChance, SystemClock
+
+__all__ = ["bench_pair"]
+
+_START_SECONDS: Final = 30.0
+
+
+@contextlib.asynccontextmanager
+async def bench_pair(folder: Path) -> AsyncGenerator[Engine]:
+    """The engine of the sender, once it can reach the receiver's agent."""
+    settings = Settings(home=folder / "sender", node_id="bench-a", tier=NodeTier.BACKBONE, listen_port=0)
+    gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime)
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    tasks = TaskOwner("bench")
+    running = tasks.spawn(serve(gateway, on_ready=ready.set_result), name="sender")
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise Refusal(Code.UNAVAILABLE, "the sender's gateway did not start")
+            invite = await gateway.joining.invite(tier=NodeTier.EDGE, expected_node_id=RECEIVER_NODE, ttl_seconds=120)
+        async with receiver_process(folder / "receiver", url=ready.result(), token=invite.token):
+            await gateway.engine.agents.add(SENDER, "pull")
+            async with asyncio.timeout(_START_SECONDS):
+                while RECEIVER not in gateway.host.room.snapshot().agents or not gateway.engine.links.sessions:
+                    await asyncio.sleep(0.02)
+            yield gateway.engine
+    finally:
+        gateway.request_stop()
+        await asyncio.wait({running})

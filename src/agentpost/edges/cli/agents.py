@@ -1,0 +1,120 @@
+"""`agents`: who lives at this gateway, and how each is engaged."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from agentpost.config import home_of
+from agentpost.edges.cli.options import HomeOption
+from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["agents_app"]
+
+agents_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Who lives at this gateway.")
+
+AgentArgument = Annotated[str, typer.Argument(help="The id of the agent.")]
+
+
+@agents_app.command(
+    epilog="Examples: [bold]agentpost agents add builder --runtime command -- ./build-agent --once[/bold] · "
+    "[bold]agentpost agents add reviewer --runtime webhook --option url=http://127.0.0.1:9000/hook[/bold] · "
+    "[bold]agentpost agents add codex --runtime pull[/bold]"
+)
+def add(
+    agent_id: AgentArgument,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="For the runtime command: the program and its arguments.")
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option("--runtime", "-r", help="command, webhook, handler or pull.", show_default="pull, or command"),
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-O", help="name=value for the runtime; again for more.")
+    ] = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Add an agent, or change how it is engaged. The mesh knows it at once.
+
+    [bold]command[/bold]: the program gets each message as JSON on stdin, and what it prints is the reply.
+    [bold]webhook[/bold]: each message is posted to a URL, signed, with an idempotency key.
+    [bold]handler[/bold]: a Python function, as module:function.
+    [bold]pull[/bold]: the agent fetches its messages and settles them itself.
+    """
+    options: dict[str, Any] = dict(_pair(text) for text in option or [])
+    if command:
+        options["argv"] = command
+    chosen = runtime or ("command" if command else "pull")
+    body = {"agentId": agent_id, "runtime": chosen, "options": options}
+    made: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/agents", body)
+    if output is Format.JSON:
+        print_json(made)
+    else:
+        stdout.print(f"{escape(agent_id)} is here, engaged by {escape(made['runtime'])}", highlight=False)
+
+
+@agents_app.command("list", epilog="Example: [bold]agentpost agents list --mesh[/bold]")
+def list_agents(
+    mesh: Annotated[bool, typer.Option("--mesh", help="All agents of the mesh, wherever they live.")] = False,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """The agents of this gateway, or of the whole mesh."""
+    client = OperatorClient(home_of(None, home=home))
+    if mesh:
+        known: list[dict[str, Any]] = client.get("/ansible/directory")
+        if output is Format.JSON:
+            print_json(known)
+            return
+        found = [(a["agentId"], a["nodeId"] or "", "online" if a["isOnline"] else "away", a["status"]) for a in known]
+        rows = [tuple(escape(cell) for cell in row) for row in found]
+        print_table("Agents of the mesh", ("agent", "node", "its gateway", "status"), rows)
+        return
+    agents: list[dict[str, Any]] = client.get("/ansible/agents")
+    if output is Format.JSON:
+        print_json(agents)
+        return
+    rows = [
+        (escape(a["agentId"]), escape(a["runtime"]), "paused" if a["isPaused"] else "active", f"{a['waiting']:,}")
+        for a in agents
+    ]
+    print_table("Agents", ("agent", "runtime", "state", "waiting"), rows, numbers=(3,))
+
+
+@agents_app.command(epilog="Example: [bold]agentpost agents remove builder[/bold]")
+def remove(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Take an agent away. Mail for it is no longer accepted here; what it has not settled stays in its inbox."""
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).delete(f"/ansible/agents/{agent_id}")
+    _said(done, f"{agent_id} is gone", output)
+
+
+@agents_app.command(epilog="Example: [bold]agentpost agents pause builder[/bold]")
+def pause(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Stop engaging an agent. Its mail is still accepted, and waits."""
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(f"/ansible/agents/{agent_id}/pause")
+    _said(done, f"{agent_id} is paused", output)
+
+
+@agents_app.command(epilog="Example: [bold]agentpost agents resume builder[/bold]")
+def resume(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Engage an agent again, with what waits first."""
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(f"/ansible/agents/{agent_id}/resume")
+    _said(done, f"{agent_id} is engaged again", output)
+
+
+def _said(done: dict[str, Any], text: str, output: Format) -> None:
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print(escape(text), highlight=False)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise Refusal(Code.INVALID_FIELD, f"{text!r:.60} is not name=value", field="option")
+    return name, value

@@ -1,0 +1,133 @@
+"""`deadletters`: what could not be delivered, and what to do with it."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from agentpost.config import home_of
+from agentpost.edges.cli.options import HomeOption
+from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["deadletters_app"]
+
+deadletters_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="What could not be delivered, and what to do with it."
+)
+
+EventArgument = Annotated[str | None, typer.Argument(help="One event; else --all or a filter.", show_default=False)]
+ToOption = Annotated[str | None, typer.Option("--to", help="Only those to this agent.", show_default=False)]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", help="Only those that failed for this reason.", show_default=False)
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+
+
+@deadletters_app.command("list", epilog="Example: [bold]agentpost deadletters list --reason max_attempts[/bold]")
+def list_letters(
+    to: ToOption = None,
+    reason: ReasonOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many at most.")] = 50,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """The dead letters of this gateway, oldest first."""
+    query = _filters(to, reason) | {"limit": limit}
+    letters: list[dict[str, Any]] = OperatorClient(home_of(None, home=home)).get("/ansible/dead-letters", query)
+    if output is Format.JSON:
+        print_json(letters)
+        return
+    if not letters:
+        stdout.print("no dead letters")
+        return
+    rows = [
+        (
+            each["eventId"],
+            escape(each["fromAgentId"]),
+            escape(each["toAgentId"]),
+            escape(each.get("reason") or ""),
+            str(each["attempts"]),
+        )
+        for each in letters
+    ]
+    print_table("Dead letters", ("event", "from", "to", "reason", "attempts"), rows, numbers=(4,))
+
+
+@deadletters_app.command(epilog="Example: [bold]agentpost deadletters show evt_01K…[/bold]")
+def show(
+    event_id: Annotated[str, typer.Argument(help="The event.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """One dead letter: what it says, and what was tried."""
+    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(f"/ansible/dead-letters/{event_id}")
+    if output is Format.JSON:
+        print_json(found)
+        return
+    for each in found["letters"]:
+        stdout.print(
+            f"to {escape(each['toAgentId'])}: {escape(each.get('reason') or '')} after {each['attempts']} attempts",
+            highlight=False,
+        )
+    content: dict[str, Any] = found.get("content") or {}
+    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False)
+    stdout.print(escape(content.get("body") or ""), highlight=False)
+
+
+@deadletters_app.command(epilog="Example: [bold]agentpost deadletters resend --to builder[/bold]")
+def resend(
+    event_id: EventArgument = None,
+    to: ToOption = None,
+    reason: ReasonOption = None,
+    everything: AllOption = False,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Send dead letters again, as new events of the same conversation."""
+    body = _chosen(event_id, to, reason, everything)
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/dead-letters/resend", body)
+    if output is Format.JSON:
+        print_json(done)
+        return
+    for each in done["resent"]:
+        stdout.print(f"{each['eventId']} goes again as {each['resentAs']}", highlight=False)
+    for each in done.get("refused", ()):
+        stdout.print(f"{each['eventId']} stays: {escape(each['reason'])}", highlight=False)
+    stdout.print(f"{len(done['resent'])} sent again", highlight=False)
+
+
+@deadletters_app.command(epilog="Example: [bold]agentpost deadletters purge --all[/bold]")
+def purge(
+    event_id: EventArgument = None,
+    to: ToOption = None,
+    reason: ReasonOption = None,
+    everything: AllOption = False,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Forget dead letters. The audit log keeps that it was done."""
+    body = _chosen(event_id, to, reason, everything)
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/dead-letters/purge", body)
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print(f"{done['purged']} purged", highlight=False)
+
+
+def _filters(to: str | None, reason: str | None) -> dict[str, str | int]:
+    found: dict[str, str | int] = {}
+    if to is not None:
+        found["to"] = to
+    if reason is not None:
+        found["reason"] = reason
+    return found
+
+
+def _chosen(event_id: str | None, to: str | None, reason: str | None, everything: bool) -> dict[str, Any]:
+    if event_id is None and to is None and reason is None and not everything:
+        raise Refusal(
+            Code.INVALID_FIELD, "this would be all of them", field="all", hint="Name one, filter, or say --all."
+        )
+    return {"eventId": event_id, "toAgentId": to, "reason": reason}

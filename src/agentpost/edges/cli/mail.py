@@ -1,0 +1,230 @@
+"""`send`, `inbox`, `read`, `reply`, `trace`: mail from the command line."""
+
+import sys
+import time
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from agentpost.config import home_of
+from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.output import Format, FormatOption, ago, print_json, print_table, stderr, stdout
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["register"]
+
+_POLL_SECONDS: Final = 0.2
+
+AgentOption = Annotated[
+    str | None, typer.Option("--agent", "-a", help="The agent; the only one here without it.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of mail to the command line."""
+    app.command(epilog='Example: [bold]agentpost send --from architect --to builder "Build it, please."[/bold]')(send)
+    app.command(epilog="Example: [bold]agentpost inbox builder --open[/bold]")(inbox)
+    app.command(epilog="Example: [bold]agentpost read evt_01K… --agent builder[/bold]")(read)
+    app.command(epilog='Example: [bold]agentpost reply evt_01K… --agent builder "It is built."[/bold]')(reply)
+    app.command(epilog="Example: [bold]agentpost trace evt_01K…[/bold]")(trace)
+
+
+def send(
+    body: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    to: Annotated[
+        list[str] | None, typer.Option("--to", "-t", help="An agent; again for more; all for everyone.")
+    ] = None,
+    capability: Annotated[
+        list[str] | None, typer.Option("--capability", help="Whoever has it, instead of --to; again for more.")
+    ] = None,
+    sender: Annotated[
+        str | None, typer.Option("--from", "-f", help="Who says it; the only agent here without it.")
+    ] = None,
+    subject: Annotated[str | None, typer.Option("--subject", "-s", help="In a few words.")] = None,
+    priority: Annotated[str, typer.Option("--priority", help="low, normal or high.")] = "normal",
+    ttl: Annotated[str | None, typer.Option("--ttl", help="Not to be delivered after this time, as 2h.")] = None,
+    wait: Annotated[
+        str | None, typer.Option("--wait", "-w", help="Wait so long for the answers, as 30s; exit 5 if one is missing.")
+    ] = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Send a message to one or more agents. When this returns, the message is durable.
+
+    It says at once who of them is away, since when, and how much they have waiting.
+    """
+    client = OperatorClient(home_of(None, home=home))
+    patience = None if wait is None else seconds_of(wait, field="wait")
+    receipt: dict[str, Any] = client.post(
+        "/ansible/messages",
+        {
+            "fromAgentId": sender or _only_agent(client),
+            "toAgents": to or [],
+            "requiredCapabilities": capability or [],
+            "subject": subject,
+            "body": sys.stdin.read() if body == "-" else body,
+            "priority": priority,
+            "expectsReply": wait is not None,
+            "ttlSeconds": None if ttl is None else seconds_of(ttl, field="ttl"),
+        },
+    )
+    if patience is None:
+        if output is Format.JSON:
+            print_json(receipt)
+        else:
+            _print_receipt(receipt)
+        return
+    if output is Format.TEXT:
+        _print_receipt(receipt)
+    _print_answers(client, receipt, patience, output)
+
+
+def inbox(
+    agent: Annotated[str | None, typer.Argument(help="The agent; the only one here without it.")] = None,
+    only_open: Annotated[bool, typer.Option("--open", help="Only what has no outcome yet.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many at most.")] = 50,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What came for an agent, oldest first. Looking changes nothing."""
+    client = OperatorClient(home_of(None, home=home))
+    name = agent or _only_agent(client)
+    lines: list[dict[str, Any]] = client.get(
+        f"/ansible/agents/{name}/inbox", {"limit": limit, "only_open": "true" if only_open else "false"}
+    )
+    if output is Format.JSON:
+        print_json(lines)
+        return
+    if not lines:
+        stdout.print(f"nothing for {escape(name)}", highlight=False)
+        return
+    now_ms = time.time() * 1000
+    rows = [
+        (
+            "" if line.get("isRead") else "[bold]new[/bold]",
+            line["eventId"],
+            escape(f"{line['fromAgentId']}@{line['fromNodeId']}"),
+            escape(line.get("subject") or line.get("problem") or ""),
+            line.get("outcome") or line["state"],
+            ago(now_ms - line["acceptedAtMs"]),
+        )
+        for line in lines
+    ]
+    print_table(f"Inbox of {name}", ("", "event", "from", "subject", "state", "came"), rows)
+
+
+def read(
+    event_id: Annotated[str, typer.Argument(help="The message.")],
+    agent: AgentOption = None,
+    peek: Annotated[bool, typer.Option("--peek", help="Do not mark it as read.")] = False,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """One message in full. Reading never consumes it: the agent still gets it."""
+    client = OperatorClient(home_of(None, home=home))
+    path = f"/ansible/agents/{agent or _only_agent(client)}/inbox/{event_id}"
+    message: dict[str, Any] = client.get(path, {"mark": "false" if peek else "true"})
+    if output is Format.JSON:
+        print_json(message)
+        return
+    line, content = message["line"], message["content"]
+    stdout.print(f"[dim]from[/dim]    {escape(line['fromAgentId'])}@{escape(line['fromNodeId'])}", highlight=False)
+    stdout.print(f"[dim]to[/dim]      {escape(line['toAgentId'])}", highlight=False)
+    stdout.print(f"[dim]sent[/dim]    {line['createdAt']}", highlight=False)
+    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False)
+    stdout.print(f"[dim]state[/dim]   {line.get('outcome') or line['state']}\n", highlight=False)
+    stdout.print(escape(content.get("body") or ""), highlight=False)
+
+
+def reply(
+    event_id: Annotated[str, typer.Argument(help="The message to answer.")],
+    body: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    agent: AgentOption = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Answer a message as the agent it came for. If it was still open, this settles it."""
+    client = OperatorClient(home_of(None, home=home))
+    text = sys.stdin.read() if body == "-" else body
+    path = f"/ansible/agents/{agent or _only_agent(client)}/inbox/{event_id}/reply"
+    answered: dict[str, Any] = client.post(path, {"body": text})
+    if output is Format.JSON:
+        print_json(answered)
+    else:
+        done = ", and the message is settled" if answered["settled"] else ""
+        stdout.print(f"answered with {answered['eventId']}{done}", highlight=False)
+
+
+def trace(
+    what: Annotated[str, typer.Argument(help="An event id or a corr id.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What became of a message: each step with its time, for each recipient, as far as this gateway knows."""
+    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(f"/ansible/trace/{what}")
+    if output is Format.JSON:
+        print_json(found)
+        return
+    start_ms = found["steps"][0]["atMs"] if found["steps"] else 0
+    rows = [
+        (
+            f"+{(step['atMs'] - start_ms) / 1000:,.3f} s",
+            escape(step["what"]),
+            escape(step.get("agentId") or ""),
+            escape(step.get("nodeId") or ""),
+            escape(step.get("detail") or ""),
+        )
+        for step in found["steps"]
+    ]
+    print_table(f"Trace of {what}", ("when", "what", "agent", "node", ""), rows, numbers=(0,))
+
+
+def _print_receipt(receipt: dict[str, Any]) -> None:
+    stdout.print(f"sent {receipt['eventId']}", highlight=False)
+    now_ms = time.time() * 1000
+    for recipient in receipt["recipients"]:
+        name = escape(f"{recipient['agentId']}@{recipient['nodeId'] or '?'}")
+        if recipient["isOnline"]:
+            stdout.print(f"  to {name}", highlight=False)
+            continue
+        seen = recipient.get("lastSeenMs")
+        since = f", last seen {ago(now_ms - seen)}" if seen else ""
+        waiting = f", {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
+        stdout.print(f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False)
+    for rejected in receipt["rejected"]:
+        stderr.print(f"  not to {escape(rejected['agentId'])}: {rejected['reason']}", highlight=False)
+
+
+def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: float, output: Format) -> None:
+    """Wait until every recipient has answered, settled or failed."""
+    deadline = time.monotonic() + patience
+    path = f"/ansible/messages/{receipt['eventId']}"
+    while True:
+        found: dict[str, Any] = client.get(path)
+        is_over = all(delivery["isOver"] for delivery in found["deliveries"])
+        if is_over or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    if output is Format.JSON:
+        print_json(found)
+    else:
+        for delivery in found["deliveries"]:
+            said = delivery.get("answer") or delivery.get("reason") or ""
+            stdout.print(f"  {escape(delivery['toAgentId'])}: {delivery['state']} {escape(said)}", highlight=False)
+    if not is_over:
+        raise typer.Exit(5)
+
+
+def _only_agent(client: OperatorClient) -> str:
+    agents: list[dict[str, Any]] = client.get("/ansible/agents")
+    if len(agents) == 1:
+        return agents[0]["agentId"]
+    problem = "this gateway has no agent" if not agents else "this gateway has several agents"
+    hint = (
+        "Add one with `agentpost agents add`."
+        if not agents
+        else f"Say which one: {', '.join(agent['agentId'] for agent in agents[:10])}."
+    )
+    raise Refusal(Code.NOT_FOUND, problem, hint=hint)

@@ -1,0 +1,130 @@
+"""The agents of this gateway, and of the mesh, over HTTP; and the mail of those who fetch it themselves."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from litestar import delete, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body
+from msgspec import Struct
+
+from agentpost.delivery.agents import shown_options
+from agentpost.delivery.engine import Engine
+from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.routing import is_live
+from agentpost.store.values import LocalAgent
+
+__all__ = ["agent_routes"]
+
+_FETCHED: Final = "/ansible/agents/{agent_id:str}/inbox/{event_id:str}"
+
+
+class NewAgent(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    agent_id: str
+    runtime: str = "pull"
+    options: dict[str, Any] = {}
+
+
+class AgentView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """An agent of this gateway. Secrets among its options are not shown."""
+
+    agent_id: str
+    runtime: str
+    options: dict[str, Any]
+    is_paused: bool
+    waiting: int
+
+
+class KnownAgent(Struct, frozen=True, kw_only=True, rename="camel"):
+    """An agent of the mesh, wherever it lives."""
+
+    agent_id: str
+    node_id: str | None
+    status: str
+    is_online: bool
+
+
+class Fetch(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    limit: int = 1
+
+
+class Settle(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What became of a message that was fetched: processed (perhaps with a reply), retry, or failed."""
+
+    kind: ResultKind = ResultKind.PROCESSED
+    reply: Content | None = None
+    error: str | None = None
+
+
+class Extend(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    seconds: float
+
+
+def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
+    def view(agent: LocalAgent) -> AgentView:
+        return AgentView(
+            agent_id=agent.agent_id,
+            runtime=agent.runtime,
+            options=shown_options(agent),
+            is_paused=agent.is_paused,
+            waiting=engine.store.backlog_size(agent.agent_id),
+        )
+
+    @get("/ansible/agents", sync_to_thread=False, summary="The agents of this gateway", tags=["agents"])
+    def agents() -> list[AgentView]:
+        return [view(agent) for agent in engine.agents.list()]
+
+    @post("/ansible/agents", status_code=201, summary="Add or change an agent", tags=["agents"])
+    async def add(data: Annotated[NewAgent, Body()]) -> AgentView:
+        return view(await engine.agents.add(data.agent_id, data.runtime, data.options))
+
+    @delete("/ansible/agents/{agent_id:str}", status_code=200, summary="Take an agent away", tags=["agents"])
+    async def remove(agent_id: str) -> dict[str, str]:
+        await engine.agents.remove(agent_id)
+        return {"removed": agent_id}
+
+    @post("/ansible/agents/{agent_id:str}/pause", status_code=200, summary="Stop engaging an agent", tags=["agents"])
+    async def pause(agent_id: str) -> AgentView:
+        return view(await engine.agents.pause(agent_id))
+
+    @post("/ansible/agents/{agent_id:str}/resume", status_code=200, summary="Engage an agent again", tags=["agents"])
+    async def resume(agent_id: str) -> AgentView:
+        return view(await engine.agents.resume(agent_id))
+
+    @get("/ansible/directory", sync_to_thread=False, summary="The agents of the mesh", tags=["agents"])
+    def directory() -> list[KnownAgent]:
+        room, now_ms = engine.room.snapshot(), engine.clock.now_ms()
+        return [
+            KnownAgent(
+                agent_id=agent_id,
+                node_id=agent.owner_node_id,
+                status=agent.status.value,
+                is_online=agent.owner_node_id == engine.store.node_id
+                or is_live(room.nodes.get(agent.owner_node_id or ""), now_ms),
+            )
+            for agent_id, agent in sorted(room.agents.items())
+        ]
+
+    @post("/ansible/agents/{agent_id:str}/fetch", status_code=200, summary="Fetch mail", tags=["pull"])
+    async def fetch(agent_id: str, data: Annotated[Fetch, Body()]) -> list[Engagement]:
+        """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over."""
+        return await engine.pull.fetch(agent_id, data.limit)
+
+    @post(
+        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/settle", status_code=200, summary="Settle", tags=["pull"]
+    )
+    async def settle(agent_id: str, event_id: str, data: Annotated[Settle, Body()]) -> dict[str, bool]:
+        """Say what became of a message. The first word counts."""
+        result = Result(kind=data.kind, reply=data.reply, error=data.error)
+        return {"settled": await engine.pull.settle(EventId(event_id), agent_id, result)}
+
+    @post(
+        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/extend", status_code=200, summary="Extend", tags=["pull"]
+    )
+    async def extend(agent_id: str, event_id: str, data: Annotated[Extend, Body()]) -> dict[str, float]:
+        """Keep a message that was fetched for longer."""
+        engine.pull.extend(EventId(event_id), agent_id, seconds=data.seconds)
+        return {"seconds": data.seconds}
+
+    return [agents, add, remove, pause, resume, directory, fetch, settle, extend]

@@ -1,0 +1,103 @@
+"""Sending, reading and answering over HTTP, for the agents and people of this machine (`/ansible/…`).
+
+Served on the operator's socket: whoever can open that owns the home.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from litestar import get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body, Parameter
+from msgspec import Struct
+
+from agentpost.delivery.engine import Engine
+from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
+from agentpost.delivery.ports import Content
+from agentpost.delivery.publish import Receipt, SendRequest
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.payloads import Priority
+from agentpost.protocol.timestamps import format_ms
+
+__all__ = ["mail_routes"]
+
+_MOST_LINES: Final = 500
+_LONGEST_TTL_SECONDS: Final = 366 * 86_400
+
+Limit = Annotated[int, Parameter(ge=1, le=_MOST_LINES, description="How many at most.")]
+After = Annotated[int, Parameter(ge=0, description="Only what came after this inbox seq.")]
+
+
+class NewMessage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A message to send. Say who it is for with `toAgents`, or with `requiredCapabilities`."""
+
+    from_agent_id: str
+    to_agents: tuple[str, ...] = ()
+    required_capabilities: tuple[str, ...] = ()
+    subject: str | None = None
+    body: str | None = None
+    context: Any = None
+    priority: Priority = Priority.NORMAL
+    expects_reply: bool = False
+    ttl_seconds: int | None = None
+    corr_id: str | None = None
+
+
+class NewReply(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    subject: str | None = None
+    body: str | None = None
+    context: Any = None
+
+
+def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
+    """The routes of one gateway's mail."""
+
+    @post("/ansible/messages", status_code=202, summary="Send a message", tags=["mail"])
+    async def send(data: Annotated[NewMessage, Body()]) -> Receipt:
+        """Answered once the message is durable here. It says who it goes to, and who of them is away."""
+        return await engine.publisher.send(
+            SendRequest(
+                source_agent_id=data.from_agent_id,
+                to_agents=data.to_agents,
+                required_capabilities=data.required_capabilities,
+                content=Content(subject=data.subject, body=data.body, context=data.context),
+                priority=data.priority,
+                expects_reply=data.expects_reply,
+                expires_at=_expires_at(engine, data.ttl_seconds),
+                corr_id=None if data.corr_id is None else CorrId(data.corr_id),
+            )
+        )
+
+    @get("/ansible/agents/{agent_id:str}/inbox", sync_to_thread=False, summary="List an inbox", tags=["mail"])
+    def inbox(agent_id: str, limit: Limit = 50, after: After = 0, only_open: bool = False) -> list[InboxLine]:
+        """Lines without bodies, oldest first."""
+        return engine.mailroom.inbox(agent_id, after_inbox_seq=after, limit=limit, only_open=only_open)
+
+    @get("/ansible/agents/{agent_id:str}/inbox/{event_id:str}", summary="Read a message", tags=["mail"])
+    async def read(agent_id: str, event_id: str, mark: bool = True) -> InboxMessage:
+        """Reading never consumes: the message is marked as read and stays."""
+        return await engine.mailroom.read(agent_id, EventId(event_id), mark=mark)
+
+    @post(
+        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/reply",
+        status_code=202,
+        summary="Answer a message",
+        tags=["mail"],
+    )
+    async def reply(agent_id: str, event_id: str, data: Annotated[NewReply, Body()]) -> Answered:
+        """Answered once the reply is durable. A message that was still open is settled by it."""
+        content = Content(subject=data.subject, body=data.body, context=data.context)
+        return await engine.mailroom.reply(agent_id, EventId(event_id), content)
+
+    return [send, inbox, read, reply]
+
+
+def _expires_at(engine: Engine, ttl_seconds: int | None) -> str | None:
+    if ttl_seconds is None:
+        return None
+    if not 1 <= ttl_seconds <= _LONGEST_TTL_SECONDS:
+        raise Refusal(
+            Code.INVALID_FIELD, f"ttlSeconds must be from 1 to {_LONGEST_TTL_SECONDS}, a year", field="ttlSeconds"
+        )
+    return format_ms(engine.clock.now_ms() + ttl_seconds * 1000)

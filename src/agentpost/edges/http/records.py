@@ -1,0 +1,142 @@
+"""What became of it, over HTTP: traces, deliveries, dead letters, incidents, metrics."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from litestar import MediaType, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body, Parameter
+from msgspec import Struct
+
+from agentpost.delivery.deadletters import DeadLetterLine, DeadLetterView, Filter, Resent
+from agentpost.delivery.engine import Engine
+from agentpost.delivery.metrics import DeliveryMetrics, to_prometheus
+from agentpost.delivery.trace import TraceStep, trace
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
+from agentpost.store.values import Incident
+
+__all__ = ["record_routes"]
+
+# Whoever opened the operator's socket.
+_ACTOR: Final = "operator"
+
+Limit = Annotated[int, Parameter(ge=1, le=500, description="How many at most.")]
+
+
+class Trace(Struct, frozen=True, kw_only=True, rename="camel"):
+    steps: list[TraceStep]
+
+
+class DeliveryView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What became of a message for one recipient. `answer` is the body of its reply."""
+
+    to_agent_id: str
+    to_node_id: str | None
+    state: DeliveryState
+    is_over: bool
+    attempts: int
+    reason: str | None = None
+    answered_by_event_id: EventId | None = None
+    answer: str | None = None
+
+
+class MirrorView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far this gateway has another one's outbox."""
+
+    source_node_id: str
+    epoch: str
+    last_seq: int
+
+
+class MessageView(Struct, frozen=True, kw_only=True, rename="camel"):
+    event_id: EventId
+    deliveries: list[DeliveryView]
+
+
+def record_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
+    @get("/ansible/messages/{event_id:str}", sync_to_thread=False, summary="What became of a message", tags=["records"])
+    def message(event_id: str) -> MessageView:
+        found = engine.store.deliveries_of(EventId(event_id))
+        if not found:
+            raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} was not sent from this gateway", field="eventId")
+        return MessageView(event_id=EventId(event_id), deliveries=[_delivery(engine, each) for each in found])
+
+    @get("/ansible/trace/{what:str}", sync_to_thread=False, summary="Trace an event or conversation", tags=["records"])
+    def trace_of(what: str) -> Trace:
+        """Each step with its time, as far as this gateway knows: routed, notified, engaged, settled."""
+        steps = trace(engine.store, what)
+        if not steps:
+            raise Refusal(Code.NOT_FOUND, f"nothing is known here of {what!r:.40}", hint="Ask the sender's gateway.")
+        return Trace(steps=steps)
+
+    @get("/ansible/dead-letters", summary="List dead letters", tags=["dead letters"])
+    async def dead_letters(to: str | None = None, reason: str | None = None, limit: Limit = 50) -> list[DeadLetterLine]:
+        which = Filter(to_agent_id=to, reason=reason)
+        return await engine.dead_letters.list(which, limit=limit, actor=_ACTOR)
+
+    @get("/ansible/dead-letters/{event_id:str}", summary="Show a dead letter", tags=["dead letters"])
+    async def dead_letter(event_id: str) -> DeadLetterView:
+        return await engine.dead_letters.show(EventId(event_id), actor=_ACTOR)
+
+    @post("/ansible/dead-letters/resend", status_code=200, summary="Send dead letters again", tags=["dead letters"])
+    async def resend(data: Annotated[Filter, Body()]) -> Resent:
+        return await engine.dead_letters.resend(data, actor=_ACTOR)
+
+    @post("/ansible/dead-letters/purge", status_code=200, summary="Forget dead letters", tags=["dead letters"])
+    async def purge(data: Annotated[Filter, Body()]) -> dict[str, int]:
+        return {"purged": await engine.dead_letters.purge(data, actor=_ACTOR)}
+
+    @get("/ansible/incidents", sync_to_thread=False, summary="List incidents", tags=["records"])
+    def incidents(only_open: bool = True, after: int = 0, limit: Limit = 50) -> list[Incident]:
+        return engine.incidents.list(open_only=only_open, after_id=after, limit=limit)
+
+    @post("/ansible/incidents/{incident_id:int}/close", status_code=200, summary="Close an incident", tags=["records"])
+    async def close(incident_id: int) -> dict[str, bool]:
+        return {"closed": await engine.incidents.close(incident_id, actor=_ACTOR)}
+
+    @get("/ansible/mirrors", sync_to_thread=False, summary="The outboxes that are mirrored here", tags=["records"])
+    def mirrors() -> list[MirrorView]:
+        return [
+            MirrorView(source_node_id=each.source_node_id, epoch=each.epoch, last_seq=each.last_seq)
+            for each in engine.store.mirrors()
+        ]
+
+    @get("/ansible/metrics", sync_to_thread=False, summary="How delivery is doing", tags=["records"])
+    def metrics() -> DeliveryMetrics:
+        return engine.metrics()
+
+    @get("/metrics", sync_to_thread=False, summary="The same for Prometheus", tags=["records"])
+    def prometheus() -> Response[str]:
+        return Response(to_prometheus(engine.metrics()), media_type=MediaType.TEXT)
+
+    return [message, trace_of, dead_letters, dead_letter, resend, purge, incidents, close, mirrors, metrics, prometheus]
+
+
+def _delivery(engine: Engine, delivery: Delivery) -> DeliveryView:
+    return DeliveryView(
+        to_agent_id=delivery.to_agent_id,
+        to_node_id=delivery.to_node_id,
+        state=delivery.state,
+        is_over=delivery.state in DELIVERY.terminal,
+        attempts=delivery.attempts,
+        reason=delivery.reason,
+        answered_by_event_id=delivery.answered_by_event_id,
+        answer=_answer(engine, delivery),
+    )
+
+
+def _answer(engine: Engine, delivery: Delivery) -> str | None:
+    """The words of a reply, if it is here: it came for the agent that asked."""
+    if delivery.answered_by_event_id is None:
+        return None
+    item = engine.store.inbox_item(delivery.answered_by_event_id, delivery.from_agent_id)
+    if item is None:
+        return None
+    try:
+        return engine.sealer.open(decode_event(item.raw)).body
+    except Refusal:
+        return None

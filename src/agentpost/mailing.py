@@ -1,0 +1,68 @@
+"""The engine of one gateway: joined to its store, its room and its keys. Knows nothing of HTTP or of runtimes."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from agentpost.delivery.engine import Engine
+from agentpost.delivery.keeping import CursorCopy, DeliveryCopy
+from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.delivery.ports import Runtime
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.room.directory import RoomDirectory
+from agentpost.room.document import Room
+from agentpost.room.host import RoomHost
+from agentpost.room.view import RoomView
+from agentpost.store.identity import Identity
+from agentpost.store.interface import Store
+from agentpost.store.values import LocalAgent
+from agentpost.world import Chance, Clock
+
+__all__ = ["make_engine"]
+
+_log = logging.getLogger(__name__)
+
+
+def make_engine(
+    *,
+    store: Store,
+    host: RoomHost,
+    identity: Identity,
+    tier: NodeTier,
+    clock: Clock,
+    chance: Chance,
+    runtimes: Callable[[LocalAgent], Runtime],
+    policy: DeliveryPolicy | None = None,
+) -> Engine:
+    return Engine(
+        store=store,
+        room=RoomView(host.room),
+        directory=RoomDirectory(host.room),
+        copies=_Copies(host.room),
+        signing=identity.signing,
+        sealing=identity.sealing,
+        tier=tier,
+        clock=clock,
+        chance=chance,
+        runtimes=runtimes,
+        policy=policy,
+    )
+
+
+class _Copies:
+    """Shows the others how far this node has come (CUR-5). Nothing rests on these copies."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+
+    async def publish(self, own: DeliveryCopy | None, cursors: Sequence[CursorCopy]) -> None:
+        try:
+            if own is not None:
+                self._room.write("delivery", self._room.node_id, msgspec.to_builtins(own))
+            for cursor in cursors:
+                key = f"{cursor.consumer_node_id}/{cursor.source_node_id}"
+                self._room.write("delivery.cursors", key, msgspec.to_builtins(cursor))
+        except Refusal as refusal:
+            _log.warning("a copy for the room was refused: %s", refusal.message)

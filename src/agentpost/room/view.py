@@ -1,0 +1,56 @@
+"""The room as the delivery engine reads it: keys, tiers and backlogs of other gateways. Knows nothing of delivery.
+
+Everything in the room's table was verified before it got there. A node that was revoked has no keys any more, so that
+nothing is sealed for it and nothing that it signs is believed.
+"""
+
+from typing import Any
+
+from agentpost.protocol.snapshot import RoomSnapshot
+from agentpost.room.document import Room
+from agentpost.room.records import from_base64, is_removed
+
+__all__ = ["RoomView"]
+
+
+class RoomView:
+    """One for each gateway. Cheap to ask: it looks up, and computes nothing."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+
+    def snapshot(self) -> RoomSnapshot:
+        return self._room.snapshot()
+
+    def signing_key(self, node_id: str) -> bytes | None:
+        """The Ed25519 key that signs for this node; None for a node that is unknown or revoked."""
+        keys = self._room.keys
+        return None if keys.is_revoked(node_id) else keys.public_key(node_id)
+
+    def sealing_key(self, node_id: str) -> bytes | None:
+        """The X25519 key that content for this node is sealed for; None for one that is unknown or revoked."""
+        record = self._record("nodes", node_id)
+        if self._room.keys.is_revoked(node_id) or record is None or record.get("signedBy") != node_id:
+            return None
+        try:
+            return from_base64(record["sealingKey"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def is_backbone(self, node_id: str) -> bool:
+        return self._room.keys.is_backbone(node_id) and not self._room.keys.is_revoked(node_id)
+
+    def last_seen_ms(self, node_id: str) -> int | None:
+        """When a gateway was heard last, also if it has left since; None if it was not since the start."""
+        return self._room.presence.last_seen_ms(node_id)
+
+    def waiting_at(self, node_id: str) -> int | None:
+        """How much a gateway says it has waiting for its agents; None if it has not said."""
+        record = self._record("delivery", node_id)
+        if record is None or record.get("latestSeq") is None:
+            return None
+        return max(int(record["latestSeq"]) - int(record.get("inboxCursorAcked") or 0), 0)
+
+    def _record(self, map_name: str, key: str) -> dict[str, Any] | None:
+        record = self._room.record(map_name, key)
+        return None if is_removed(record) else record

@@ -1,0 +1,71 @@
+"""The agents and incidents of the store in memory."""
+
+import json
+
+from msgspec.structs import replace
+
+from agentpost.store import rules
+from agentpost.store.memory_joining import MemoryJoining
+from agentpost.store.values import Incident, LocalAgent
+
+__all__ = ["MemoryAgents"]
+
+
+class MemoryAgents(MemoryJoining):
+    """A part of `MemoryStore`. What it gives out shares nothing with what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._agents: dict[str, tuple[LocalAgent, str]] = {}
+        self._incidents: list[Incident] = []
+
+    async def put_agent(self, agent: LocalAgent) -> None:
+        self._check_open()
+        self._agents[agent.agent_id] = (agent, rules.options_as_json(agent))
+
+    async def remove_agent(self, agent_id: str) -> bool:
+        self._check_open()
+        return self._agents.pop(agent_id, None) is not None
+
+    def local_agents(self) -> list[LocalAgent]:
+        self._check_open()
+        return [self._agent(agent_id) for agent_id in sorted(self._agents)]
+
+    def local_agent(self, agent_id: str) -> LocalAgent | None:
+        self._check_open()
+        return self._agent(agent_id) if agent_id in self._agents else None
+
+    def _agent(self, agent_id: str) -> LocalAgent:
+        agent, options = self._agents[agent_id]
+        return replace(agent, options=json.loads(options))
+
+    async def raise_incident(self, incident: Incident) -> bool:
+        self._check_open()
+        if self._open_incident(incident.kind, incident.subject) is not None:
+            return False
+        new_id = len(self._incidents) + 1
+        self._incidents.append(replace(incident, id=new_id, detail=dict(incident.detail), closed_at_ms=None))
+        return True
+
+    async def close_incident(self, kind: str, subject: str, *, at_ms: int) -> bool:
+        self._check_open()
+        found = self._open_incident(kind, subject)
+        if found is None:
+            return False
+        self._incidents[found.id - 1] = replace(found, closed_at_ms=at_ms)
+        return True
+
+    def _open_incident(self, kind: str, subject: str) -> Incident | None:
+        return next(
+            (each for each in self._incidents if (each.kind, each.subject, each.closed_at_ms) == (kind, subject, None)),
+            None,
+        )
+
+    def incidents(self, *, open_only: bool = True, after_id: int = 0, limit: int = 256) -> list[Incident]:
+        self._check_open()
+        found = [
+            replace(each, detail=dict(each.detail))
+            for each in self._incidents[max(after_id, 0) :]
+            if each.closed_at_ms is None or not open_only
+        ]
+        return found[:limit]

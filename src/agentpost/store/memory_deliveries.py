@@ -1,0 +1,124 @@
+"""The deliveries of the store in memory: the sender's view of each recipient."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
+from agentpost.store import rules
+from agentpost.store.memory_mirrors import MemoryMirrors
+
+__all__ = ["MemoryDeliveries", "Pair"]
+
+Pair = tuple[EventId, str]
+
+_UNACCEPTED = frozenset({DeliveryState.EMITTED, DeliveryState.RETRY_PENDING})
+
+
+class MemoryDeliveries(MemoryMirrors):
+    """A part of `MemoryStore`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deliveries: dict[Pair, Delivery] = {}
+        self._recipients: dict[EventId, list[str]] = {}
+
+    def _added(self, deliveries: Sequence[Delivery], places: Mapping[EventId, int]) -> dict[Pair, Delivery]:
+        added: dict[Pair, Delivery] = {}
+        for delivery in deliveries:
+            if delivery.event_id not in places:
+                raise rules.unplaced(delivery.event_id)
+            pair = (delivery.event_id, delivery.to_agent_id)
+            if pair in self._deliveries or pair in added:
+                raise Refusal(Code.CONFLICT, f"there is a delivery of {pair[0]} to {pair[1]} already")
+            added[pair] = replace(delivery, seq=places[delivery.event_id])
+        return added
+
+    def _found(self, changes: Sequence[Change]) -> dict[Pair, Delivery]:
+        pairs = ((change.event_id, change.to_agent_id) for change in changes)
+        return {pair: self._deliveries[pair] for pair in pairs if pair in self._deliveries}
+
+    def _keep_deliveries(self, deliveries: Mapping[Pair, Delivery]) -> None:
+        for (event_id, to_agent_id), delivery in deliveries.items():
+            if (event_id, to_agent_id) not in self._deliveries:
+                self._recipients.setdefault(event_id, []).append(to_agent_id)
+            self._deliveries[event_id, to_agent_id] = delivery
+
+    def deliveries_of(self, event_id: EventId) -> list[Delivery]:
+        self._check_open()
+        return [self._deliveries[event_id, agent_id] for agent_id in sorted(self._recipients.get(event_id, ()))]
+
+    def due_deliveries(self, now_ms: int, *, limit: int = 256) -> list[Delivery]:
+        due = [(due_at_ms, delivery) for due_at_ms, delivery in self._timers() if due_at_ms <= now_ms]
+        due.sort(key=lambda timer: (timer[0], timer[1].event_id, timer[1].to_agent_id))
+        return [delivery for _, delivery in due[:limit]]
+
+    def next_due_at_ms(self) -> int | None:
+        return min((due_at_ms for due_at_ms, _ in self._timers()), default=None)
+
+    def _timers(self) -> Iterable[tuple[int, Delivery]]:
+        self._check_open()
+        return ((each.due_at_ms, each) for each in self._deliveries.values() if each.due_at_ms is not None)
+
+    def deliveries_in(
+        self, states: Iterable[DeliveryState], *, after: tuple[str, str] = ("", ""), limit: int = 256
+    ) -> list[Delivery]:
+        self._check_open()
+        wanted = set(states)
+        pairs = sorted(pair for pair, each in self._deliveries.items() if each.state in wanted and pair > after)
+        return [self._deliveries[pair] for pair in pairs[: max(limit, 0)]]
+
+    def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
+        self._check_open()
+        pairs = sorted(pair for pair, each in self._deliveries.items() if each.corr_id == corr_id)
+        return [self._deliveries[pair] for pair in pairs]
+
+    def count_deliveries(self) -> dict[DeliveryState, int]:
+        self._check_open()
+        return dict(Counter(each.state for each in self._deliveries.values()))
+
+    async def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> None:
+        self._check_open()
+        for event_id, to_agent_id, due_at_ms in pairs_due:
+            found = self._deliveries.get((event_id, to_agent_id))
+            if found is not None and found.state not in DELIVERY.terminal:
+                self._deliveries[event_id, to_agent_id] = replace(found, due_at_ms=due_at_ms)
+
+    async def note_resent(self, resent: Sequence[tuple[EventId, str, EventId]]) -> int:
+        self._check_open()
+        count = 0
+        for event_id, to_agent_id, new_event_id in resent:
+            letter = self._deliveries.get((event_id, to_agent_id))
+            if letter is not None and letter.state is DeliveryState.DEAD_LETTER:
+                self._deliveries[event_id, to_agent_id] = replace(letter, answered_by_event_id=new_event_id)
+                count += 1
+        return count
+
+    async def purge_deliveries(self, pairs: Sequence[Pair]) -> int:
+        self._check_open()
+        ended = {pair for pair in pairs if pair in self._deliveries}
+        return self._forget(pair for pair in ended if self._deliveries[pair].state in DELIVERY.terminal)
+
+    def _forget(self, pairs: Iterable[Pair]) -> int:
+        gone = list(pairs)
+        for event_id, to_agent_id in gone:
+            del self._deliveries[event_id, to_agent_id]
+            self._recipients[event_id].remove(to_agent_id)
+        return len(gone)
+
+    def _prune_deliveries(self, before_ms: int, limit: int) -> int:
+        ended = sorted(
+            (each.closed_at_ms, pair)
+            for pair, each in self._deliveries.items()
+            if each.closed_at_ms is not None
+            and each.closed_at_ms < before_ms
+            and each.state is not DeliveryState.DEAD_LETTER
+        )
+        return self._forget(pair for _, pair in ended[:limit])
+
+    def _oldest_unaccepted_seq(self) -> int | None:
+        return min((each.seq for each in self._deliveries.values() if each.state in _UNACCEPTED), default=None)

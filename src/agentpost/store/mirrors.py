@@ -1,0 +1,141 @@
+"""Mirrors of other outboxes (PIPE-9): all events of a source, its readers' streams, and the heads that it signed.
+
+A batch is kept whole and handed on whole, since only its end is signed. Whether the signature and the chain are good is
+checked before a batch gets here.
+"""
+
+from collections.abc import Iterable
+
+from agentpost.store.database import Database, Row
+from agentpost.store.queries import SQL
+from agentpost.store.rules import chain_after, check_mirror_batch, unmirrored
+from agentpost.store.transaction import Transaction
+from agentpost.store.values import (
+    CHAIN_START,
+    MirrorBatch,
+    MirrorEvent,
+    MirrorPosition,
+    MirrorSlice,
+    StreamEvent,
+)
+
+__all__ = [
+    "keep_mirror",
+    "mirror_position",
+    "mirrors",
+    "prune_mirror",
+    "read_mirror",
+    "read_whole_mirror",
+    "restart_mirror",
+]
+
+
+def mirrors(database: Database) -> list[MirrorPosition]:
+    return [_position(row) for row in database.rows(SQL.mirrors)]
+
+
+def mirror_position(database: Database, source_node_id: str) -> MirrorPosition | None:
+    row = database.row(SQL.mirror, (source_node_id,))
+    return _position(row) if row else None
+
+
+def keep_mirror(tx: Transaction, batch: MirrorBatch) -> None:
+    source, at = batch.source_node_id, mirror_position(tx.database, batch.source_node_id)
+    check_mirror_batch(batch, at)
+    events = unmirrored(batch, at)
+    if not events:
+        return
+    database = tx.database
+    database.run_many(SQL.keep_mirror_event, [(source, event.seq, event.chain, event.raw) for event in events])
+    database.run_many(SQL.extend_mirror_streams, _stream_rows(database, source, events))
+    database.run(SQL.keep_mirror_head, (source, batch.through_seq, batch.head, batch.signature, batch.at_ms))
+    floor_seq = at.floor_seq if at is not None and at.last_seq else batch.after_seq
+    database.run(SQL.move_mirror, (source, batch.epoch, batch.through_seq, events[-1].chain, floor_seq, batch.at_ms))
+
+
+def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent]) -> list[Row]:
+    chains: dict[str, bytes] = {}
+    rows: list[Row] = []
+    for event in events:
+        for node_id in dict.fromkeys(event.to_nodes):
+            chain = chain_after(chains.get(node_id) or _stream_chain(database, source, node_id), event.raw)
+            chains[node_id] = chain
+            rows.append((source, node_id, event.seq, chain))
+    return rows
+
+
+def _stream_chain(database: Database, source: str, consumer: str) -> bytes:
+    row = database.row(SQL.mirror_stream_end, (source, consumer))
+    row = row or database.row(SQL.mirror_stream_floor, (source, consumer))
+    return row[1] if row else CHAIN_START
+
+
+def restart_mirror(tx: Transaction, source_node_id: str, *, epoch: str, at_ms: int) -> None:
+    for drop in (
+        SQL.drop_mirror_events,
+        SQL.drop_mirror_heads,
+        SQL.drop_mirror_streams,
+        SQL.drop_mirror_stream_floors,
+    ):
+        tx.database.run(drop, (source_node_id,))
+    tx.database.run(SQL.move_mirror, (source_node_id, epoch, 0, CHAIN_START, 0, at_ms))
+
+
+def read_mirror(database: Database, source_node_id: str, consumer_node_id: str, after_seq: int) -> MirrorSlice | None:
+    with database.one_view():
+        position = mirror_position(database, source_node_id)
+        if position is None:
+            return None
+        next_seq: int | None = database.value(SQL.next_in_mirror_stream, (source_node_id, consumer_node_id, after_seq))
+        if next_seq is None:
+            head = database.row(SQL.last_mirror_head, (source_node_id,))
+        else:
+            head = database.row(SQL.mirror_head_covering, (source_node_id, next_seq))
+        if head is None or head[0] <= after_seq:
+            return None
+        rows = database.rows(SQL.mirror_stream_slice, (source_node_id, consumer_node_id, after_seq, head[0]))
+        return _slice(position, after_seq, head, rows)
+
+
+def read_whole_mirror(database: Database, source_node_id: str, after_seq: int) -> MirrorSlice | None:
+    with database.one_view():
+        position = mirror_position(database, source_node_id)
+        if position is None:
+            return None
+        after_seq = max(after_seq, position.floor_seq)
+        head = database.row(SQL.mirror_head_covering, (source_node_id, after_seq + 1))
+        if head is None:
+            return None
+        rows = database.rows(SQL.mirror_slice, (source_node_id, after_seq, head[0]))
+        return _slice(position, after_seq, head, rows)
+
+
+def _slice(position: MirrorPosition, after_seq: int, head: Row, rows: Iterable[Row]) -> MirrorSlice:
+    return MirrorSlice(
+        source_node_id=position.source_node_id,
+        epoch=position.epoch,
+        after_seq=after_seq,
+        through_seq=head[0],
+        head=head[1],
+        signature=head[2],
+        events=tuple(StreamEvent(seq=row[0], chain=row[1], raw=row[2]) for row in rows),
+    )
+
+
+def prune_mirror(tx: Transaction, source_node_id: str, through_seq: int) -> int:
+    database, position = tx.database, mirror_position(tx.database, source_node_id)
+    through_seq = min(through_seq, position.last_seq) if position else 0
+    if position is None or through_seq <= position.floor_seq:
+        return 0
+    readers = [row[0] for row in database.rows(SQL.mirror_readers, (source_node_id,))]
+    # Each stream keeps the chain that its next event builds on.
+    for statement in (SQL.move_mirror_stream_floor, SQL.prune_mirror_stream):
+        database.run_many(statement, [(source_node_id, node_id, through_seq) for node_id in readers])
+    database.run(SQL.prune_mirror_events, (source_node_id, through_seq))
+    database.run(SQL.prune_mirror_heads, (source_node_id, through_seq))
+    database.run(SQL.move_mirror_floor, (through_seq, source_node_id))
+    return through_seq - position.floor_seq
+
+
+def _position(row: Row) -> MirrorPosition:
+    return MirrorPosition(source_node_id=row[0], epoch=row[1], last_seq=row[2], last_chain=row[3], floor_seq=row[4])

@@ -1,0 +1,155 @@
+"""The agents of a gateway: kept, published, changed, and never taken from another node."""
+
+import pytest
+
+from agentpost.delivery.agents import LocalAgents, shown_options
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import AgentStatus
+from agentpost.room.directory import RoomDirectory
+from agentpost.room.document import Room
+from agentpost.store.values import LocalAgent
+from agentpost.testing import START_MS, FakeClock, MemoryStore
+from tests.room.building import EDGE, SEED, a_populated_room, bring
+from tests.store.building import EPOCH, refused
+
+
+class Home:
+    """The store and the room of the seed, which hosts agents."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(node_id=SEED, epoch=EPOCH)
+        self.room: Room = a_populated_room(clock=self.clock)
+        self.changes = 0
+        self.agents = LocalAgents(
+            store=self.store,
+            directory=RoomDirectory(self.room),
+            clock=self.clock,
+            check=self._check,
+            on_change=self._on_change,
+        )
+
+    def _check(self, agent: LocalAgent) -> None:
+        if agent.runtime == "teleport":
+            raise Refusal(Code.INVALID_FIELD, "there is no runtime 'teleport'", field="runtime")
+
+    def _on_change(self) -> None:
+        self.changes += 1
+
+    def owner_of(self, agent_id: str) -> str | None:
+        agent = self.room.snapshot().agents.get(agent_id)
+        return None if agent is None else agent.owner_node_id
+
+
+@pytest.fixture
+def home() -> Home:
+    return Home()
+
+
+@pytest.mark.req("ROUTE-1")
+async def test_an_agent_that_is_added_can_be_found_by_all(home: Home) -> None:
+    """The room says who owns the agent, and the dispatcher hears of it."""
+    added = await home.agents.add("ada", "command", {"argv": ["ada"]})
+    assert added == home.agents.get("ada")
+    assert home.owner_of("ada") == SEED
+    assert home.room.snapshot().agents["ada"].status is AgentStatus.ACTIVE
+    assert home.changes == 1
+    assert [agent.agent_id for agent in home.agents.list()] == ["ada"]
+
+
+async def test_an_agent_that_is_added_again_is_changed(home: Home) -> None:
+    """How an agent is engaged can change; since when it is here cannot, and a pause stays."""
+    await home.agents.add("ada", "pull")
+    await home.agents.pause("ada")
+    home.clock.advance(1_000)
+    changed = await home.agents.add("ada", "webhook", {"url": "http://host/"})
+    assert (changed.runtime, changed.created_at_ms, changed.is_paused) == ("webhook", START_MS, True)
+
+
+async def test_an_agent_of_another_node_is_refused(home: Home) -> None:
+    """Whoever adds it is told whose it is, and nothing changes."""
+    with refused(Code.CONFLICT) as caught:
+        await home.agents.add(f"agent-of-{EDGE}", "pull")
+    assert EDGE in caught.value.message
+    assert home.agents.list() == []
+    assert home.changes == 0
+
+
+@pytest.mark.parametrize("agent_id", ["", "all", "postmaster", "-x", "a b", "a/b", "a" * 129, "ä"])
+async def test_ids_that_mean_something_else_are_refused(home: Home, agent_id: str) -> None:
+    """An agent's id is fit for a path, a URL and a terminal, and is nobody's address already."""
+    with refused(Code.INVALID_FIELD) as caught:
+        await home.agents.add(agent_id, "pull")
+    assert caught.value.field == "agentId"
+
+
+async def test_options_are_checked_before_anything_is_kept(home: Home) -> None:
+    """An agent that could never be engaged is not added."""
+    with refused(Code.INVALID_FIELD):
+        await home.agents.add("ada", "teleport")
+    assert home.agents.list() == []
+    assert home.owner_of("ada") is None
+
+
+async def test_a_removed_agent_is_free_for_others(home: Home) -> None:
+    """Its record is taken out of the room, and another node may have its name."""
+    await home.agents.add("ada", "pull")
+    await home.agents.remove("ada")
+    assert home.owner_of("ada") is None
+    with refused(Code.NOT_FOUND):
+        await home.agents.remove("ada")
+    bring(home.room, EDGE, "agents", "ada", {"ownerNodeId": EDGE})
+    with refused(Code.CONFLICT):
+        await home.agents.add("ada", "pull")
+
+
+async def test_a_paused_agent_is_still_there_for_the_mesh(home: Home) -> None:
+    """A pause holds back turns, not mail."""
+    await home.agents.add("ada", "pull")
+    assert (await home.agents.pause("ada")).is_paused
+    assert home.room.snapshot().agents["ada"].is_active
+    assert (await home.agents.pause("ada")).is_paused
+    assert home.changes == 2
+    assert not (await home.agents.resume("ada")).is_paused
+    with refused(Code.NOT_FOUND):
+        await home.agents.pause("eve")
+
+
+async def test_a_start_publishes_all_agents_again(home: Home) -> None:
+    """A gateway that stopped between its disk and the room says so when it is back."""
+    await home.store.put_agent(LocalAgent(agent_id="ada", runtime="pull", created_at_ms=START_MS))
+    await home.agents.announce()
+    assert home.owner_of("ada") == SEED
+
+
+async def test_an_agent_that_two_nodes_have_is_an_incident(home: Home) -> None:
+    """The room has one owner; the other node's operator hears of it, and its other agents are published."""
+    for agent_id in (f"agent-of-{EDGE}", "zoe"):
+        await home.store.put_agent(LocalAgent(agent_id=agent_id, runtime="pull", created_at_ms=START_MS))
+    await home.agents.announce()
+    assert home.owner_of("zoe") == SEED
+    (incident,) = home.store.incidents()
+    assert (incident.kind, incident.subject, incident.detail["ownerNodeId"]) == (
+        "agent_conflict",
+        f"agent-of-{EDGE}",
+        EDGE,
+    )
+
+
+async def test_what_is_published_again_unchanged_leaves_the_room_alone(home: Home) -> None:
+    """A restart does not make the document grow."""
+    await home.agents.add("ada", "pull")
+    before = home.room.update_since()
+    await home.agents.announce()
+    assert home.room.update_since() == before
+
+
+def test_a_list_shows_no_secrets() -> None:
+    """Keys and tokens among the options are not shown."""
+    agent = LocalAgent(
+        agent_id="ada",
+        runtime="webhook",
+        options={"url": "http://host/", "secret": "whsec_x", "headers": {"authorization": "y"}},
+        created_at_ms=START_MS,
+    )
+    assert shown_options(agent) == {"url": "http://host/", "secret": "***", "headers": "***"}

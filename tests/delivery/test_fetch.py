@@ -1,0 +1,134 @@
+"""Payloads that were too large for their events: fetched in pieces, from whoever has them, and checked."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from agentpost.delivery.frames import Chunk, GetChunk, decode_frame, encode_frame
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.payloads import PayloadRef
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.blobs import seal_blob
+from agentpost.store.values import Blob
+from tests.delivery.linking import Node, Pipe, World, settle
+
+CONTENT = bytes(range(256)) * 4096 * 3
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path if request.param == "sqlite" else None)
+    yield world
+    await world.close()
+
+
+async def _send_large(node: Node, to: str) -> Blob:
+    """A message whose content is a blob of several chunks."""
+    sealed = seal_blob(CONTENT, bytes(32))
+    await node.store.begin_blob(replace(sealed.blob, complete=False), at_ms=0)
+    for part, data in enumerate(sealed.chunks):
+        await node.store.put_chunk(sealed.blob.sha256, part, data)
+    await node.store.complete_blob(sealed.blob.sha256)
+    event_id = await node.send(to)
+    stored = node.store.find_event(event_id)
+    assert stored is not None
+    ref = PayloadRef(sha256=sealed.blob.sha256, size_bytes=sealed.blob.size_bytes, suite="test", keys={})
+    another = replace(decode_event(stored.raw), event_id=node.maker.new_event_id(), seq=0, payload_ref=ref)
+    await node.store.append([another])
+    node.wakeups.outbox_grew()
+    return sealed.blob
+
+
+def _is_here(node: Node, blob: Blob) -> bool:
+    kept = node.store.blob(blob.sha256)
+    return kept is not None and kept.complete
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_payload_is_fetched_from_its_source_and_the_agent_is_woken(world: World) -> None:
+    """All chunks come over the link, and the agent hears of it when the whole is there."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    blob = await _send_large(a, "bob")
+    await settle(Pipe(a, b))
+    assert _is_here(b, blob)
+    assert b.woken == ["bob", "bob"]
+
+
+@pytest.mark.req("PIPE-5", "PIPE-9")
+async def test_a_seed_keeps_payloads_for_those_who_come_later(world: World) -> None:
+    """The source is gone when the reader comes: the seed has event and payload."""
+    a = await world.add("node-a", "ada")
+    seed = await world.add("seed", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    blob = await _send_large(a, "bob")
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    pipe.cut()
+    await settle(Pipe(b, seed))
+    assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_fetching_goes_on_after_a_restart_with_what_is_missing(world: World) -> None:
+    """A chunk that is here is not asked for again."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    blob = await _send_large(a, "bob")
+    pipe = Pipe(a, b)
+    chunks: list[Chunk] = []
+
+    def cut_after_two(frame: bytes) -> list[bytes]:
+        read = decode_frame(frame)
+        if isinstance(read, Chunk):
+            chunks.append(read)
+            return [frame] if len(chunks) <= 2 else []
+        return [frame]
+
+    pipe.right.meddle = cut_after_two
+    await settle(pipe)
+    assert not _is_here(b, blob)
+    missing = b.store.missing_chunks(blob.sha256)
+    assert 0 < len(missing) < blob.chunks
+    pipe.cut()
+    b.restart()
+    b.hub.fetcher.want_backlog()
+    pipe = Pipe(a, b)
+    asked: list[int] = []
+
+    def note(frame: bytes) -> list[bytes]:
+        read = decode_frame(frame)
+        if isinstance(read, GetChunk):
+            asked.append(read.part)
+        return [frame]
+
+    pipe.left.meddle = note
+    await settle(pipe)
+    assert _is_here(b, blob)
+    assert asked == missing
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_payload_with_other_bytes_is_dropped_and_asked_of_somebody_else(world: World) -> None:
+    """A seed that hands out altered chunks cannot make them count."""
+    a = await world.add("node-a", "ada")
+    seed = await world.add("seed", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    blob = await _send_large(a, "bob")
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    pipe.cut()
+    pipe = Pipe(b, seed)
+
+    def alter(frame: bytes) -> list[bytes]:
+        read = decode_frame(frame)
+        if isinstance(read, Chunk) and read.data is not None:
+            return [encode_frame(replace(read, data=bytes(len(read.data))))]
+        return [frame]
+
+    pipe.left.meddle = alter
+    await settle(pipe)
+    assert b.store.blob(blob.sha256) is None
+    assert pipe.left.refusal is None
+    await settle(pipe, Pipe(b, a))
+    assert _is_here(b, blob)

@@ -1,0 +1,208 @@
+"""Pruning in small steps, and the copies in the room."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agentpost.delivery.keeping import CursorCopy, DeliveryCopy, Keeper, Kept
+from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.protocol.codec import encode_event
+from agentpost.protocol.heads import next_chain
+from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.timestamps import format_ms
+from agentpost.store.values import CHAIN_START, Acceptance, MirrorBatch, MirrorEvent, Subscriber
+from agentpost.testing import a_message
+from tests.delivery.timing import NODE, OTHER, PEER, Desk
+
+DAY_MS = 86_400_000
+
+
+class Noted:
+    """Room copies that were written, in order."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[DeliveryCopy | None, list[CursorCopy]]] = []
+        self.news = asyncio.Event()
+
+    async def publish(self, own: DeliveryCopy | None, cursors: Sequence[CursorCopy]) -> None:
+        self.written.append((own, list(cursors)))
+        self.news.set()
+
+
+def _keeper(desk: Desk, **fields: object) -> Keeper:
+    parts: dict[str, object] = {"store": desk.store, "room": desk.room, "clock": desk.clock, "wakeups": desk.wakeups}
+    return Keeper(**parts | {"policy": desk.policy} | fields)  # type: ignore[arg-type] - parts of one known call
+
+
+async def _reads(desk: Desk, node_id: str, last_seq: int, *, lease_ms: int = 300_000) -> None:
+    now_ms = desk.clock.now_ms()
+    await desk.store.note_subscriber(
+        Subscriber(
+            consumer_node_id=node_id,
+            epoch="first",
+            last_seq=last_seq,
+            updated_at_ms=now_ms,
+            lease_expires_at_ms=now_ms + lease_ms,
+        )
+    )
+
+
+@pytest.mark.req("PIPE-7", "CUR-5")
+async def test_the_outbox_is_pruned_below_the_slowest_active_reader() -> None:
+    """Compaction stays below the lowest cursor less the retention, and a reader without a lease holds nothing up."""
+    desk = await Desk(policy=DeliveryPolicy(retention_events=10)).settle_in()
+    await desk.store.append([a_message(number) for number in range(1, 3001)])
+    await _reads(desk, PEER, 2_500)
+    await _reads(desk, OTHER, 5, lease_ms=-1)
+    assert await _keeper(desk).keep() == Kept(outbox_events=2_490)
+    assert desk.store.read_outbox(2_490).events[0].seq == 2_491
+    assert await _keeper(desk).keep() == Kept()
+
+
+@pytest.mark.req("PIPE-8")
+async def test_what_may_have_to_be_sent_again_stays() -> None:
+    """An event without its ACK is kept, however far everybody has read."""
+    desk = await Desk(policy=DeliveryPolicy(retention_events=0)).settle_in()
+    await desk.store.append([a_message(number) for number in range(100, 110)])
+    event = await desk.send()
+    await desk.store.append([a_message(number) for number in range(200, 210)])
+    await _reads(desk, PEER, 21)
+    assert (await _keeper(desk).keep()).outbox_events == 10
+    assert desk.store.find_event(event.event_id) is not None
+    await desk.change(event, DeliverySignal.ACCEPTED)
+    assert (await _keeper(desk).keep()).outbox_events == 11
+
+
+async def test_what_ended_long_ago_is_forgotten_and_dead_letters_are_not() -> None:
+    """After thirty days a closed delivery goes; a dead letter stays until somebody purges it."""
+    desk = await Desk(tells_senders=False).settle_in()
+    done = await desk.send(1)
+    await desk.change(done, DeliverySignal.PROCESSED)
+    dead = await desk.send(2, expires_at_ms=desk.clock.now_ms() + 1_000)
+    await desk.pass_time(1)
+    desk.clock.advance(29 * DAY_MS)
+    assert (await _keeper(desk).keep()).settled == 0
+    desk.clock.advance(2 * DAY_MS)
+    assert (await _keeper(desk).keep()).settled == 1
+    assert desk.store.deliveries_of(done.event_id) == []
+    assert len(desk.store.deliveries_of(dead.event_id)) == 1
+
+
+async def _mirror(desk: Desk, *to_nodes: str) -> None:
+    """A mirror of the peer's outbox with one event for each name, each under a head of its own."""
+    chain = CHAIN_START
+    for seq, node_id in enumerate(to_nodes, start=1):
+        raw = encode_event(a_message(seq, seq=seq, source_node_id=PEER))
+        chain = next_chain(chain, raw)
+        await desk.store.keep_mirror(
+            MirrorBatch(
+                source_node_id=PEER,
+                epoch="b",
+                after_seq=seq - 1,
+                through_seq=seq,
+                events=(MirrorEvent(seq=seq, chain=chain, raw=raw, to_nodes=(node_id,)),),
+                head=b"head",
+                signature=b"signature",
+                at_ms=desk.clock.now_ms(),
+            )
+        )
+
+
+def _cursor(node_id: str, last_seq: int, *, epoch: str = "b") -> CursorCopy:
+    at = format_ms(1)
+    return CursorCopy(
+        consumer_node_id=node_id,
+        source_node_id=PEER,
+        last_seq=last_seq,
+        updated_at=at,
+        status="active",
+        lease_expires_at=at,
+        epoch=epoch,
+    )
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_mirror_keeps_what_a_reader_still_lacks() -> None:
+    """Events that everybody has are pruned; what a sleeping node has not fetched stays, lease or no lease."""
+    desk = await Desk().settle_in()
+    await _mirror(desk, OTHER, NODE, OTHER, NODE)
+    cursors = [_cursor(NODE, 4), _cursor(OTHER, 1)]
+    keeper = _keeper(desk, readers=lambda source: cursors if source == PEER else [])
+    assert (await keeper.keep()).mirrored == 2
+    position = desk.store.mirror_position(PEER)
+    assert position is not None
+    assert position.floor_seq == 2
+    cursors[:] = [_cursor(NODE, 4), _cursor(OTHER, 4, epoch="another life")]
+    assert (await keeper.keep()).mirrored == 0
+    cursors[:] = [_cursor(NODE, 4), _cursor(OTHER, 4)]
+    assert (await keeper.keep()).mirrored == 2
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_mirror_does_not_grow_without_bound() -> None:
+    """A reader that never comes back holds up a mirror only as far as the retention."""
+    desk = await Desk(policy=DeliveryPolicy(mirror_retention_events=3)).settle_in()
+    await _mirror(desk, *[OTHER] * 5)
+    assert (await _keeper(desk, readers=lambda _: []).keep()).mirrored == 2
+    assert (await _keeper(desk).keep()).mirrored == 0
+
+
+@pytest.mark.req("CUR-5")
+async def test_the_room_hears_of_cursors_that_moved_and_of_nothing_else() -> None:
+    """The copy has the fields of the cursor record with a lease of 300 s, and is written on change only."""
+    desk = await Desk().settle_in()
+    keeper, room = _keeper(desk), Noted()
+    assert await keeper.copy(room)
+    (own, cursors) = room.written[0]
+    assert own is not None
+    assert (own.inbox_cursor_acked, own.inbox_cursor_seen, own.dead_letter_count, cursors) == (0, 0, 0, [])
+    assert not await keeper.copy(room)
+
+    desk.clock.advance(1_000)
+    for source in (PEER, NODE):
+        await desk.store.accept(
+            Acceptance(source_node_id=source, source_epoch="b", after_seq=0, through_seq=7, at_ms=desk.clock.now_ms())
+        )
+    desk.clock.advance(500)
+    assert await keeper.copy(room)
+    assert room.written[1] == (
+        None,
+        [
+            CursorCopy(
+                consumer_node_id=NODE,
+                source_node_id=PEER,
+                last_seq=7,
+                updated_at=format_ms(desk.clock.now_ms() - 500),
+                status="active",
+                lease_expires_at=format_ms(desk.clock.now_ms() + 300_000),
+                epoch="b",
+            )
+        ],
+    )
+    desk.clock.advance(1_000)
+    assert not await keeper.copy(room)
+
+
+@pytest.mark.req("OBS-1")
+async def test_the_room_hears_of_dead_letters() -> None:
+    """The count in the room follows the store."""
+    desk = await Desk(tells_senders=False).settle_in()
+    keeper, room = _keeper(desk), Noted()
+    await desk.send(expires_at_ms=desk.clock.now_ms() + 1_000)
+    await desk.pass_time(1)
+    await keeper.copy(room)
+    (own, _) = room.written[0]
+    assert own is not None
+    assert (own.dead_letter_count, own.latest_seq) == (1, 0)
+
+
+async def test_the_running_keeper_writes_at_once_and_ends_when_it_is_closed() -> None:
+    """A gateway that starts tells the room where it stands, and leaves no task behind."""
+    desk = await Desk().settle_in()
+    room = Noted()
+    keeper = _keeper(desk, copies=room)
+    keeper.start()
+    await asyncio.wait_for(room.news.wait(), timeout=10)
+    await keeper.close()
+    assert len(room.written) == 1

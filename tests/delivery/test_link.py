@@ -1,0 +1,284 @@
+"""Two gateways and a pipe: mail and ACKs both ways, cuts, repeats, credit, and who may have what."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentpost.delivery.frames import (
+    Chunk,
+    Credit,
+    Events,
+    GetChunk,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Subscribe,
+    decode_frame,
+    encode_frame,
+)
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.values import CHAIN_START
+from tests.delivery.linking import Node, Pipe, World, settle
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path if request.param == "sqlite" else None)
+    yield world
+    await world.close()
+
+
+async def _two(world: World) -> tuple[Node, Node]:
+    return await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+
+
+@pytest.mark.req("ACK-2", "ACK-3", "PIPE-2")
+async def test_mail_and_acks_flow_both_ways_over_one_link(world: World) -> None:
+    """Whoever dialled: both outboxes are read over the one link, and each delivery ends."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    there, back = await a.send("bob"), await b.send("ada", sender="bob")
+    await settle(pipe)
+    assert b.inbox("bob") == [there]
+    assert a.inbox("ada") == [back]
+    assert a.states(there) == {"bob": DeliveryState.ACCEPTED}
+    assert b.states(back) == {"ada": DeliveryState.ACCEPTED}
+    await b.process("bob")
+    await settle(pipe)
+    assert a.states(there) == {"bob": DeliveryState.PROCESSED}
+    assert b.woken == ["bob"]
+
+
+@pytest.mark.req("ACK-1")
+async def test_local_mail_takes_the_same_way(world: World) -> None:
+    """Mail between two agents of one gateway is accepted and acknowledged like all other mail."""
+    a = await world.add("node-a", "ada", "eve")
+    event_id = await a.send("eve")
+    await a.hub.own.read()
+    assert a.inbox("eve") == [event_id]
+    assert a.states(event_id) == {"eve": DeliveryState.ACCEPTED}
+    await a.process("eve")
+    await a.hub.own.read()
+    assert a.states(event_id) == {"eve": DeliveryState.PROCESSED}
+
+
+async def test_local_mail_is_read_when_the_outbox_grows(world: World) -> None:
+    """A started hub takes local mail by itself: nobody has to ask."""
+    a = await world.add("node-a", "ada", "eve")
+    a.hub.start()
+    event_id = await a.send("eve")
+    for _ in range(1000):
+        if a.inbox("eve"):
+            break
+        await asyncio.sleep(0.005)
+    assert a.inbox("eve") == [event_id]
+
+
+@pytest.mark.req("CUR-1", "CUR-2", "RTY-3")
+async def test_after_a_cut_at_any_frame_nothing_is_lost_and_nothing_comes_twice(world: World) -> None:
+    """However many frames get through before the link is cut, the next link goes on from the cursor."""
+    a, b = await _two(world)
+    sent = [await a.send("bob", text=str(number)) for number in range(5)]
+    answered = [await b.send("ada", sender="bob") for _ in range(5)]
+    for steps in range(1, 12):
+        pipe = Pipe(a, b)
+        for _ in range(steps):
+            await pipe.step()
+        pipe.cut()
+        sent.append(await a.send("bob", text=f"after {steps}"))
+        b.restart()
+        a.restart()
+    await settle(Pipe(a, b))
+    assert b.inbox("bob") == sent
+    assert a.inbox("ada") == answered
+    assert {a.states(event_id)["bob"] for event_id in sent} == {DeliveryState.ACCEPTED}
+    assert a.incidents() == b.incidents() == []
+
+
+@pytest.mark.req("RTY-3", "CUR-1")
+async def test_frames_that_come_twice_are_taken_once(world: World) -> None:
+    """Every batch delivered three times is one batch."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    pipe.right.meddle = lambda frame: [frame] * (3 if isinstance(decode_frame(frame), Events) else 1)
+    sent = [await a.send("bob") for _ in range(3)]
+    await settle(pipe)
+    sent.append(await a.send("bob"))
+    await settle(pipe)
+    assert b.inbox("bob") == sent
+    assert b.incidents() == []
+    # Three messages of Ada's, and one ACK for each of them, not more.
+    assert b.store.head().seq == len(sent)
+
+
+@pytest.mark.req("CUR-3")
+async def test_a_frame_that_overtakes_another_stops_the_cursor_until_the_gap_is_closed(world: World) -> None:
+    """What is missing is asked for again from the cursor on, and then everything is there in order."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    lost: list[bytes] = []
+
+    def lose_one(frame: bytes) -> list[bytes]:
+        if isinstance(decode_frame(frame), Events) and not lost:
+            lost.append(frame)
+            return []
+        return [frame]
+
+    pipe.right.meddle = lose_one
+    sent = [await a.send("bob")]
+    pipe.right.bring(pipe.left.session.frames_to_send())
+    sent.append(await a.send("bob"))
+    await settle(pipe)
+    assert b.inbox("bob") == sent
+    pipe.right.coming += lost
+    await settle(pipe)
+    assert b.inbox("bob") == sent
+    assert b.incidents() == []
+
+
+@pytest.mark.req("PIPE-1")
+async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> None:
+    """No more is under way than the reader has room for, however much there is to send."""
+    a, _ = await _two(world)
+    for number in range(200):
+        await a.send("bob", text=str(number) + "x" * 10_000)
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await session.receive(encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+    assert _events(session.frames_to_send()) == []
+    first = _events(await session.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000))))
+    assert 0 < sum(len(raw) for batch in first for raw in batch.events) < 120_000
+    a.wakeups.outbox_grew()
+    assert _events(session.frames_to_send()) == []
+    more = _events(
+        await session.receive(encode_frame(Credit(source="node-a", through_seq=first[-1].through_seq, bytes=100_000)))
+    )
+    assert more[0].after_seq == first[-1].through_seq
+    stop = await session.receive(encode_frame(Credit(source="node-a", through_seq=more[-1].through_seq, bytes=0)))
+    assert _events(stop) == []
+
+
+@pytest.mark.req("CUR-5")
+async def test_who_reads_is_noted_with_a_lease(world: World) -> None:
+    """The owner of an outbox knows how far each reader has it on its disk, and until when that counts."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await a.send("bob")
+    await settle(pipe)
+    await a.send("bob")
+    await settle(pipe)
+    world.clock.advance(10_000)
+    await pipe.right.session.tick()
+    await settle(pipe)
+    (noted,) = a.store.subscribers()
+    assert (noted.consumer_node_id, noted.epoch, noted.last_seq) == ("node-b", "epoch_1", 2)
+    assert noted.lease_expires_at_ms == world.clock.now_ms() + 300_000
+
+
+@pytest.mark.req("PIPE-1")
+async def test_the_whole_outbox_is_for_backbone_gateways_only(world: World) -> None:
+    """An edge node that asks for more than its own stream is refused, and the link goes on."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    wish = encode_frame(Subscribe(source="node-b", after_seq=0, after_chain=CHAIN_START, whole=True))
+    (answer,) = await pipe.right.session.receive(wish)
+    refused = decode_frame(answer)
+    assert isinstance(refused, Refused)
+    assert refused.code == Code.WRITE_DENIED
+    await b.send("ada", sender="bob")
+    await settle(pipe)
+    assert len(a.inbox("ada")) == 1
+
+
+@pytest.mark.req("ROOM-6")
+async def test_a_revoked_node_loses_its_link_at_once(world: World) -> None:
+    """When the room says that a node is out, its session ends, and nothing more is read from it or sent to it."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    world.room.revoke("node-b")
+    a.hub.room_changed()
+    assert pipe.left.session.refusal is not None
+    assert pipe.left.session.refusal.code is Code.NODE_REVOKED
+    assert a.hub.sessions == ()
+    with pytest.raises(Refusal):
+        await pipe.left.session.receive(encode_frame(Ping()))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        encode_frame(Ping()) + b"\x00",
+        encode_frame(Hello(node="node-b", epoch="e", version="1.0")),
+        encode_frame(Hello(node="node-c", epoch="e", version="1.0")),
+        b"\x00" * (4 * 1024 * 1024 + 1),
+    ],
+)
+async def test_a_frame_that_is_none_ends_the_session(frame: bytes) -> None:
+    """Whatever cannot be read, or comes where it has no place, is refused and changes nothing."""
+    world = World()
+    a, _ = await _two(world)
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    with pytest.raises(Refusal):
+        await session.receive(frame)
+    last = decode_frame(session.frames_to_send()[-1])
+    assert isinstance(last, Refused)
+    assert session.audit is not None
+    assert a.hub.sessions == ()
+
+
+async def test_a_link_begins_with_hello_by_the_one_who_was_let_in() -> None:
+    """Nothing is answered before the peer has said who it is, and it must be the one whose ticket was accepted."""
+    world = World()
+    a, _ = await _two(world)
+    for frame in (Ping(), Hello(node="node-c", epoch="e", version="1.0"), Hello(node="node-b", epoch="e", version="2")):
+        session = a.hub.open("node-b", on_wake=lambda: None)
+        with pytest.raises(Refusal):
+            await session.receive(encode_frame(frame))
+
+
+async def test_a_silent_link_is_asked_and_then_dropped() -> None:
+    """A ping every ten seconds; after thirty without a word the link is over."""
+    world = World()
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    session = pipe.left.session
+    for _ in range(2):
+        world.clock.advance(10_000)
+        await session.tick()
+        assert [type(decode_frame(frame)) for frame in session.frames_to_send()] == [Ping]
+    (pong,) = await pipe.right.session.receive(encode_frame(Ping()))
+    assert isinstance(decode_frame(pong), Pong)
+    await session.receive(pong)
+    world.clock.advance(29_999)
+    await session.tick()
+    assert session.refusal is None
+    world.clock.advance(1)
+    await session.tick()
+    assert session.refusal is not None
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_chunk_that_is_not_here_is_said_to_be_missing(world: World) -> None:
+    """A gateway that does not have a payload says so, and the link goes on."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    (answer,) = await pipe.left.session.receive(encode_frame(GetChunk(sha256="0" * 64, part=0)))
+    assert decode_frame(answer) == Chunk(sha256="0" * 64, part=0)
+
+
+def _events(frames: list[bytes]) -> list[Events]:
+    return [frame for frame in map(decode_frame, frames) if isinstance(frame, Events)]

@@ -1,0 +1,177 @@
+"""Agents that fetch their mail by themselves, under a lease."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentpost.delivery.ports import Result, ResultKind
+from agentpost.delivery.pull import Pull
+from agentpost.protocol.errors import Code
+from agentpost.protocol.payloads import AckType
+from agentpost.store.interface import Store
+from agentpost.store.values import LedgerState, Outcome
+from agentpost.testing import START_MS, MemoryStore
+from tests.delivery.dispatching import AGAIN, DONE, NODE, Gateway, Scripted, replied
+from tests.store.building import EPOCH, open_sqlite, refused
+
+LEASE_MS = 60_000
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Gateway]:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    store: Store = open_sqlite(home) if request.param == "sqlite" else MemoryStore(node_id=NODE, epoch=EPOCH)
+    gateway = Gateway(store)
+    await gateway.hire("ada", Scripted(), kind="pull", leaseSeconds=LEASE_MS // 1000)
+    yield gateway
+    await gateway.close()
+    await store.close()
+
+
+def a_pull(gateway: Gateway) -> Pull:
+    return Pull(store=gateway.store, turns=gateway.start().turns, clock=gateway.clock)
+
+
+@pytest.mark.req("ACK-2")
+async def test_an_agent_fetches_works_and_settles(gateway: Gateway) -> None:
+    """What is fetched comes oldest first, and is settled with a reply like any other turn."""
+    pull = a_pull(gateway)
+    events = await gateway.arrive(*(gateway.message(number) for number in range(1, 4)))
+    first, second = await pull.fetch("ada", limit=2)
+    assert [first.content.body, second.content.body] == ["bob 1", "bob 2"]
+    assert first.attempt == 1
+    assert await pull.settle(first.event_id, "ada", replied("done"))
+    assert [ack.payload.ack_type for ack in gateway.outcomes(events[0])] == [AckType.PROCESSED]
+    assert len(gateway.replies(events[0])) == 1
+    (third,) = await pull.fetch("ada", limit=10)
+    assert third.content.body == "bob 3"
+    assert await pull.fetch("ada") == []
+
+
+@pytest.mark.req("RTY-3")
+async def test_whoever_settles_first_has_settled(gateway: Gateway) -> None:
+    """A second word on the same mail changes nothing."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    assert await pull.settle(event.event_id, "ada", DONE)
+    assert not await pull.settle(event.event_id, "ada", Result(kind=ResultKind.FAILED, error="late"))
+    assert len(gateway.outcomes(event)) == 1
+
+
+async def test_mail_can_be_fetched_again_when_its_lease_is_over(gateway: Gateway) -> None:
+    """An agent that crashed with its mail is made up for by the next one that fetches."""
+    pull = a_pull(gateway)
+    await gateway.arrive(gateway.message(1))
+    (first,) = await pull.fetch("ada")
+    gateway.clock.advance(LEASE_MS - 1)
+    assert await pull.fetch("ada") == []
+    gateway.clock.advance(1)
+    (again,) = await pull.fetch("ada")
+    assert (again.event_id, again.attempt) == (first.event_id, 2)
+
+
+async def test_a_lease_can_be_extended_while_it_lasts(gateway: Gateway) -> None:
+    """Who works long says so in time."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    with refused(Code.INVALID_TRANSITION):
+        pull.extend(event.event_id, "ada", seconds=10)
+    await pull.fetch("ada")
+    gateway.clock.advance(LEASE_MS - 1)
+    assert pull.extend(event.event_id, "ada", seconds=100) == gateway.clock.now_ms() + 100_000
+    gateway.clock.advance(99_999)
+    assert await pull.fetch("ada") == []
+    gateway.clock.advance(1)
+    with refused(Code.INVALID_TRANSITION):
+        pull.extend(event.event_id, "ada", seconds=10)
+    assert len(await pull.fetch("ada")) == 1
+    with refused(Code.INVALID_FIELD):
+        pull.extend(event.event_id, "ada", seconds=0)
+
+
+async def test_two_who_fetch_at_once_share_the_mail(gateway: Gateway) -> None:
+    """Nothing is handed out twice within a lease."""
+    pull = a_pull(gateway)
+    await gateway.arrive(*(gateway.message(number) for number in range(1, 31)))
+    several = await asyncio.gather(*(pull.fetch("ada", limit=10) for _ in range(4)))
+    fetched = [engagement.event_id for some in several for engagement in some]
+    assert len(fetched) == len(set(fetched)) == 30
+
+
+@pytest.mark.req("RTY-4")
+async def test_mail_that_is_given_back_waits_and_is_given_up_after_the_last_attempt(gateway: Gateway) -> None:
+    """An agent may give mail back; after the attempts of the policy its sender hears `failed_terminal`."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    attempts = 0
+    while not gateway.is_settled(event):
+        (engagement,) = await pull.fetch("ada")
+        attempts += 1
+        assert engagement.attempt == attempts
+        assert await pull.settle(event.event_id, "ada", AGAIN)
+        assert await pull.fetch("ada") == []
+        with_it = gateway.store.ledger_entry(event.event_id, "ada")
+        assert with_it is not None
+        if with_it.state is LedgerState.QUEUED:
+            with refused(Code.INVALID_TRANSITION):
+                await pull.settle(event.event_id, "ada", DONE)
+        gateway.clock.advance(300_000)
+    assert attempts == 8
+    (ack,) = gateway.outcomes(event)
+    assert (ack.payload.ack_type, ack.payload.reason) == (AckType.FAILED_TERMINAL, "max_attempts")
+
+
+@pytest.mark.req("RTY-4")
+async def test_mail_that_nobody_ever_settles_is_given_up(gateway: Gateway) -> None:
+    """Leases that run out count as attempts."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    fetched = 0
+    while await pull.fetch("ada"):
+        fetched += 1
+        gateway.clock.advance(LEASE_MS)
+    assert fetched == 8
+    entry = gateway.store.ledger_entry(event.event_id, "ada")
+    assert entry is not None
+    assert entry.outcome is Outcome.FAILED_TERMINAL
+
+
+@pytest.mark.req("ENV-7")
+async def test_what_expired_is_not_fetched(gateway: Gateway) -> None:
+    """The search goes on behind mail that ended while it waited."""
+    pull = a_pull(gateway)
+    expired, good = await gateway.arrive(
+        gateway.message(1, expires_at_ms=START_MS + 1_000), gateway.message(2, expires_at_ms=START_MS + 9_000)
+    )
+    gateway.clock.advance(1_000)
+    assert [engagement.event_id for engagement in await pull.fetch("ada", limit=5)] == [good.event_id]
+    assert [ack.payload.reason for ack in gateway.outcomes(expired)] == ["expired"]
+
+
+async def test_a_restart_keeps_the_leases(gateway: Gateway) -> None:
+    """What was fetched before the gateway restarted is still with its agent, and can be settled."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    await gateway.close()
+    pull = a_pull(gateway)
+    assert await pull.fetch("ada") == []
+    assert await pull.settle(event.event_id, "ada", DONE)
+
+
+async def test_only_agents_that_pull_can_fetch(gateway: Gateway) -> None:
+    """An agent with another runtime is engaged by it, and mail has one way to an agent."""
+    await gateway.hire("eve", Scripted())
+    pull = a_pull(gateway)
+    with refused(Code.CONFLICT):
+        await pull.fetch("eve")
+    with refused(Code.NOT_FOUND):
+        await pull.fetch("nobody")
+    with refused(Code.INVALID_FIELD):
+        await pull.fetch("ada", limit=0)
+    with refused(Code.NOT_FOUND):
+        await pull.settle(gateway.message(9).event_id, "ada", DONE)
