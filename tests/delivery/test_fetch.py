@@ -132,3 +132,54 @@ async def test_a_payload_with_other_bytes_is_dropped_and_asked_of_somebody_else(
     assert pipe.left.refusal is None
     await settle(pipe, Pipe(b, a))
     assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5", "PIPE-9")
+async def test_a_reader_that_asks_before_the_seed_has_the_payload_gets_it_in_the_end(world: World) -> None:
+    """The seed hands events on at once; who asks for a payload that is still on its way to the seed waits for it."""
+    a = await world.add("node-a", "ada")
+    seed = await world.add("seed", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    pipes = Pipe(b, seed), Pipe(a, seed)
+    await settle(*pipes)
+    blob = await _send_large(a, "bob")
+    await settle(*pipes)
+    assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_payload_that_nobody_had_is_asked_for_again_after_a_while(world: World) -> None:
+    """Whoever did not have it may have it later: the question is put again, and the agent is not forgotten."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    blob = await _send_large(a, "bob")
+    await a.store.drop_blob(blob.sha256)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    assert not _is_here(b, blob)
+    await _send_large(a, "bob")
+    world.clock.advance(30_000)
+    await b.hub.tick()
+    await settle(pipe)
+    assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_payload_that_does_not_come_is_asked_of_somebody_else(world: World) -> None:
+    """A seed that has no word of the payload and none of its absence is not waited for."""
+    a = await world.add("node-a", "ada")
+    seed = await world.add("seed", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    blob = await _send_large(a, "bob")
+    first = Pipe(a, seed)
+    first.right.meddle = lambda frame: [] if isinstance(decode_frame(frame), Chunk) else [frame]
+    to_b = Pipe(b, seed)
+    await settle(first, to_b)
+    first.cut()
+    direct = Pipe(a, b)
+    await settle(direct, to_b)
+    assert not _is_here(b, blob)
+    for _ in range(2):
+        world.clock.advance(30_000)
+        await b.hub.tick()
+        await settle(direct, to_b)
+    assert _is_here(b, blob)

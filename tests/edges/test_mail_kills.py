@@ -25,7 +25,7 @@ def test_killing_gateways_at_random_loses_nothing_and_repeats_nothing(tmp_path: 
     """
     where = random.Random(7)
     with three_machines(tmp_path) as machines:
-        seed, laptop, lab = machines
+        _, laptop, lab = machines
         sent: list[str] = []
         for number in range(KILLS):
             sent += [

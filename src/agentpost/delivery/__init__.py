@@ -5,9 +5,11 @@ runtimes as interfaces (`ports`) and calls nothing else, so that the simulation 
     placing     the room → which gateway has which recipient
     sealing     content → what only the gateways of the recipients can open (`content`, `wrapping`)
     feed        the outbox → each reader's stream, with a signed head
+    intake      a batch of events → what it means here: ACKs for local agents, changes of our own deliveries
     reader      a stream → inbox, ledger, cursor and `accepted`, in one transaction
     mirror      the outboxes of nodes that sleep or cannot be dialled, kept for their readers
-    link        one conversation between two gateways: frames in, frames out
+    fetch       payloads that were too large for their events, chunk by chunk
+    link        one conversation between two gateways: frames in, frames out (`frames`, `heads`)
     agents      who lives here; the room knows of them
     dispatch    the inbox → the agent, through its runtime → reply and `processed` (`worker`, `lanes`, `turns`)
     pull        the same for agents that fetch their mail themselves

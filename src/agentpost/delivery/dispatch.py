@@ -173,6 +173,10 @@ class _Desk:
             if agent is None or runtime is None:
                 await self._changed.wait()
                 continue
+            if self._changed.is_set():
+                # While it was employed; whoever it is now comes next.
+                await runtime.close()
+                continue
             self._worker = Worker(agent.agent_id, runtime, self._store, self._turns, self._clock, self._tasks)
             try:
                 await self._worker.run()

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _MAX_CHUNK_BYTES: Final = 1024 * 1024
 _CHUNKS_UNDER_WAY: Final = 4
 _BLOBS_UNDER_WAY: Final = 64
+_RETRY_EVERY_MS: Final = 30_000
 
 
 class Asked(Protocol):
@@ -45,6 +46,8 @@ class _Wanted(Struct, kw_only=True):
     asked: Asked | None = None
     tried: set[str] = set()
     under_way: set[int] = set()
+    # Whether a chunk has come since the last look.
+    is_moving: bool = True
 
 
 def serve_chunk(store: Store, request: GetChunk) -> Chunk:
@@ -63,15 +66,26 @@ def serve_chunk(store: Store, request: GetChunk) -> Chunk:
 
 
 class BlobFetcher:
-    """`links_for` gives the links at which the payloads of a source may be, the best first."""
+    """`links_for` gives the links at which the payloads of a source may be, the best first.
+
+    `on_complete` hears of every payload that is here now: others may have asked for it while it was on its way.
+    """
 
     def __init__(
-        self, store: Store, *, clock: Clock, wakeups: Wakeups, links_for: Callable[[str], Sequence[Asked]]
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        wakeups: Wakeups,
+        links_for: Callable[[str], Sequence[Asked]],
+        on_complete: Callable[[str], None],
     ) -> None:
         self._store = store
         self._clock = clock
         self._wakeups = wakeups
         self._links_for = links_for
+        self._on_complete = on_complete
+        self._retried_at_ms = 0
         self._wanted: dict[str, _Wanted] = {}
 
     def want_backlog(self) -> None:
@@ -102,6 +116,22 @@ class BlobFetcher:
             wanted.agent_ids.update(blob.agent_ids)
         self._ask_for_waiting()
 
+    def is_awaited(self, sha256: str) -> bool:
+        """Whether the payload is on its way here."""
+        return sha256 in self._wanted
+
+    def tick(self) -> None:
+        """Ask again for what nobody had, and elsewhere for what does not come."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._retried_at_ms < _RETRY_EVERY_MS:
+            return
+        self._retried_at_ms = now_ms
+        for wanted in self._wanted.values():
+            if not wanted.is_moving:
+                self._ask_somebody(wanted)
+            wanted.is_moving = False
+        self.link_came()
+
     def link_came(self) -> None:
         for wanted in self._wanted.values():
             if wanted.asked is None:
@@ -119,6 +149,7 @@ class BlobFetcher:
         if wanted is None or wanted.asked is not link or chunk.part not in wanted.under_way:
             return
         wanted.under_way.discard(chunk.part)
+        wanted.is_moving = True
         try:
             is_complete = chunk.data is not None and await self._keep(wanted.ref, chunk, chunk.data)
         except Refusal as refusal:
@@ -131,6 +162,7 @@ class BlobFetcher:
             del self._wanted[chunk.sha256]
             for agent_id in sorted(wanted.agent_ids):
                 self._wakeups.inbox_grew(agent_id)
+            self._on_complete(chunk.sha256)
             self._ask_for_waiting()
         elif chunk.data is None:
             self._ask_somebody(wanted)
@@ -172,7 +204,7 @@ class BlobFetcher:
         for link in self._links_for(wanted.source_node_id):
             if link.peer not in wanted.tried:
                 wanted.tried.add(link.peer)
-                wanted.asked = link
+                wanted.asked, wanted.is_moving = link, True
                 self._ask_for_more(wanted, link)
                 return
 

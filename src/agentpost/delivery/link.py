@@ -85,7 +85,9 @@ class LinkHub:
         self.clock = clock
         self.signing = signing
         self.notes = SubscriberNotes(store, clock=clock, lease_seconds=policy.cursor_lease_seconds)
-        self.fetcher = BlobFetcher(store, clock=clock, wakeups=wakeups, links_for=self._links_for)
+        self.fetcher = BlobFetcher(
+            store, clock=clock, wakeups=wakeups, links_for=self._links_for, on_complete=self._blob_came
+        )
         self.intake = Intake(
             store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
         )
@@ -181,6 +183,7 @@ class LinkHub:
 
     async def tick(self) -> None:
         """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""
+        self.fetcher.tick()
         if any(until <= self.clock.monotonic_ms() for until in self._distrusted.values()):
             self.choose()
         for source, reader in tuple(self._readers.items()):
@@ -211,6 +214,10 @@ class LinkHub:
         links = [session for session in self._sessions if session.is_open]
         direct = [link for link in links if link.peer == source]
         return direct + [link for link in links if link.peer != source and self.room.is_backbone(link.peer)]
+
+    def _blob_came(self, sha256: str) -> None:
+        for session in self._sessions:
+            session.blob_came(sha256)
 
     def _outbox_grew(self) -> None:
         for session in self._sessions:
@@ -243,6 +250,8 @@ class LinkSession:
         self._on_wake = on_wake
         self._queue: list[bytes] = []
         self._chunks_asked: deque[GetChunk] = deque()
+        # What the peer asked for and is on its way here: a mirror may hand an event on before its payload is there.
+        self._chunks_awaited: list[GetChunk] = []
         self._feeds: dict[_Key, Feed] = {}
         # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
         self._awake: dict[_Key, None] = {}
@@ -358,6 +367,14 @@ class LinkSession:
     def ask(self, request: GetChunk) -> None:
         self._send(request)
 
+    def blob_came(self, sha256: str) -> None:
+        """A payload is here now that the peer may have asked for."""
+        came = [request for request in self._chunks_awaited if request.sha256 == sha256]
+        if came:
+            self._chunks_awaited = [request for request in self._chunks_awaited if request.sha256 != sha256]
+            self._chunks_asked.extend(came)
+            self._on_wake()
+
     # Frames
 
     async def _receive(self, frame: Frame) -> None:
@@ -419,10 +436,12 @@ class LinkSession:
             self._feeds[key] = kind(wish, consumer=self.peer, store=hub.store, signing=hub.signing)
 
     def _serve(self, request: GetChunk) -> None:
-        if len(self._chunks_asked) >= _MOST_CHUNKS_ASKED:
+        if len(self._chunks_asked) + len(self._chunks_awaited) >= _MOST_CHUNKS_ASKED:
             raise Refusal(Code.RATE_LIMITED, f"{self.peer} asks for more chunks than it takes")
-        self._chunks_asked.append(request)
-        self._on_wake()
+        if self._hub.fetcher.is_awaited(request.sha256):
+            self._chunks_awaited.append(request)
+        else:
+            self._chunks_asked.append(request)
 
     async def _credit(self, credit: Credit) -> None:
         feed = self._feeds.get((credit.source, credit.whole))

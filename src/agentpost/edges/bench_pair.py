@@ -38,10 +38,22 @@ async def bench_pair(folder: Path) -> AsyncGenerator[Engine]:
             invite = await gateway.joining.invite(tier=NodeTier.EDGE, expected_node_id=RECEIVER_NODE, ttl_seconds=120)
         async with receiver_process(folder / "receiver", url=ready.result(), token=invite.token):
             await gateway.engine.agents.add(SENDER, "pull")
-            async with asyncio.timeout(_START_SECONDS):
-                while RECEIVER not in gateway.host.room.snapshot().agents or not gateway.engine.links.sessions:
-                    await asyncio.sleep(0.02)
+            await _wait_for_receiver(gateway)
             yield gateway.engine
     finally:
         gateway.request_stop()
         await asyncio.wait({running})
+
+
+async def _wait_for_receiver(gateway: Gateway) -> None:
+    """Until the receiver's agent is in the room; the link follows the room."""
+    known = asyncio.Event()
+
+    def look(_update: bytes, _origin: str) -> None:
+        if RECEIVER in gateway.host.room.snapshot().agents:
+            known.set()
+
+    gateway.host.room.subscribe(look)
+    look(b"", "")
+    async with asyncio.timeout(_START_SECONDS):
+        await known.wait()

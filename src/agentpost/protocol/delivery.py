@@ -16,8 +16,8 @@ class Delivery(Struct, frozen=True, kw_only=True):
     """What became of one event for one recipient.
 
     `seq` is its latest place in the outbox. `due_at_ms` is when a timer has to look at it again: the next resend
-    while unaccepted, the SLA once accepted, nothing once it ended. `corr_id` and `from_agent_id` are those of the event,
-    so that nobody has to open it to tell whose it is.
+    while unaccepted, the SLA once accepted, nothing once it ended. `corr_id` and `from_agent_id` are those of the
+    event, so that nobody has to open it to tell whose it is.
     """
 
     event_id: EventId
