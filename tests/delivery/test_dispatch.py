@@ -515,7 +515,7 @@ async def test_after_a_crash_nothing_is_repeated_that_may_have_happened(gateway:
         (incident,) = gateway.store.incidents()
         assert (incident.kind, incident.subject) == ("indeterminate", f"{event_id}/ada")
         handed_over = ada.times()[event_id]
-        await dispatcher.resolve(event_id, "ada", Resolution.RETRY)
+        await dispatcher.resolve(event_id, "ada", Resolution.RETRY, actor="operator")
         assert gateway.store.incidents() == []
         await gateway.settled(*events)
         assert ada.times()[event_id] == handed_over + 1
@@ -552,17 +552,17 @@ async def test_a_crash_while_the_agent_works_is_unclear_and_can_be_settled(gatew
     events = await gateway.arrive(gateway.message(1), gateway.message(2))
     await working.wait()
     with refused(Code.INVALID_TRANSITION):
-        await first.resolve(events[0].event_id, "ada", Resolution.RETRY)
+        await first.resolve(events[0].event_id, "ada", Resolution.RETRY, actor="operator")
     await first.close()
     second = gateway.start()
     await gateway.settled(events[1])
-    await second.resolve(events[0].event_id, "ada", Resolution.SETTLE)
+    await second.resolve(events[0].event_id, "ada", Resolution.SETTLE, actor="operator")
     assert ada.bodies == ["bob 1", "bob 2"]
     assert [ack.payload.ack_type for ack in gateway.outcomes(events[0])] == [AckType.PROCESSED]
     with refused(Code.INVALID_TRANSITION):
-        await second.resolve(events[0].event_id, "ada", Resolution.SETTLE)
+        await second.resolve(events[0].event_id, "ada", Resolution.SETTLE, actor="operator")
     with refused(Code.NOT_FOUND):
-        await second.resolve(events[0].event_id, "eve", Resolution.SETTLE)
+        await second.resolve(events[0].event_id, "eve", Resolution.SETTLE, actor="operator")
 
 
 @pytest.mark.req("RTY-4")

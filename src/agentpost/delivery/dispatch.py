@@ -21,7 +21,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.interface import Store
-from agentpost.store.values import Incident, LedgerState, LocalAgent
+from agentpost.store.values import AuditEntry, Incident, LedgerState, LocalAgent
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
@@ -94,8 +94,8 @@ class Dispatcher:
         for desk in self._desks.values():
             desk.look()
 
-    async def resolve(self, event_id: EventId, agent_id: str, how: Resolution) -> None:
-        """Decide about an event whose outcome is unclear. Refused for any other."""
+    async def resolve(self, event_id: EventId, agent_id: str, how: Resolution, *, actor: str) -> None:
+        """Decide about an event whose outcome is unclear. Refused for any other. The audit log has who did."""
         item = self._store.inbox_item(event_id, agent_id)
         if item is None:
             raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {agent_id}", field="eventId")
@@ -104,11 +104,24 @@ class Dispatcher:
             raise Refusal(Code.INVALID_TRANSITION, f"the outcome of {event_id} for {agent_id} is not unclear")
         event = decode_event(item.raw)
         if how is Resolution.RETRY:
-            now_ms = self._clock.now_ms()
-            await self._store.postpone(event_id, agent_id, due_at_ms=now_ms, error="an operator had it tried again")
+            due_at_ms = self._clock.now_ms()
+            await self._store.postpone(event_id, agent_id, due_at_ms=due_at_ms, error="an operator had it tried again")
         else:
             await self.turns.end(event, agent_id, Result(kind=ResultKind.PROCESSED))
-        await self._store.close_incident(UNCLEAR, f"{event_id}/{agent_id}", at_ms=self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        await self._store.close_incident(UNCLEAR, f"{event_id}/{agent_id}", at_ms=now_ms)
+        await self._store.record_audit(
+            [
+                AuditEntry(
+                    at_ms=now_ms,
+                    actor=actor,
+                    action="inbox.resolve",
+                    subject=event_id,
+                    corr_id=event.corr_id,
+                    detail={"agentId": agent_id, "how": how.value},
+                )
+            ]
+        )
         if desk is not None:
             desk.forget(event_id)
 

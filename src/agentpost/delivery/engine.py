@@ -1,6 +1,6 @@
 """The parts of the engine, put together. Starts them, drains them, stops them; decides nothing by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -8,12 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from agentpost.delivery.agents import AgentDirectory, LocalAgents
 from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
-from agentpost.delivery.incidents import Incidents
+from agentpost.delivery.incidents import Incidents, StatusDesk
 from agentpost.delivery.keeping import Keeper, RoomCopies
 from agentpost.delivery.link import LinkHub
 from agentpost.delivery.mailroom import Mailroom
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.metrics import DeliveryMetrics, Meter
+from agentpost.delivery.metrics import DeliveryMetrics, Meter, Tally
 from agentpost.delivery.outcomes import Outcomes
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import RoomView, Runtime, Wakeups
@@ -22,9 +22,12 @@ from agentpost.delivery.publish import Publisher
 from agentpost.delivery.pull import Pull
 from agentpost.delivery.retry import Retrier
 from agentpost.delivery.sealing import Sealer
+from agentpost.delivery.watching import Watchers
+from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.values import LocalAgent
+from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock, IdMaker
 
 __all__ = ["Engine"]
@@ -113,8 +116,13 @@ class Engine:
             clock=clock,
             policy=policy,
         )
+        self.watchers = Watchers(store=store, clock=clock, wakeups=wakeups)
         self.incidents = Incidents(store=store, clock=clock)
-        self._meter = Meter(store)
+        tally = Tally()
+        self._meter = Meter(store, tally=tally)
+        self._tasks = TaskOwner("engine")
+        self._status_desk = StatusDesk(store=store, maker=maker, clock=clock, wakeups=wakeups)
+        wakeups.listen(taken=tally.took, signals=self._signals_heard)
         self.keeper = Keeper(store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies)
 
     async def start(self) -> None:
@@ -129,12 +137,16 @@ class Engine:
         """How delivery is doing, as far as this gateway sees it."""
         return self._meter.read(now_ms=self.clock.now_ms(), room=self.room.snapshot())
 
+    def _signals_heard(self, signals: Sequence[SignalEvent]) -> None:
+        self._tasks.spawn(self._status_desk.hear(signals), name="signals")
+
     async def drain(self) -> None:
         """Take no new work, and wait for the turns that are running."""
         await self.dispatcher.drain()
 
     async def close(self) -> None:
         """End everything that runs. What is not settled goes on at the next start."""
+        await self._tasks.close()
         await self.keeper.close()
         await self.retrier.close()
         await self.dispatcher.close()

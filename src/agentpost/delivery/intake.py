@@ -78,6 +78,7 @@ class _Reading(Struct, kw_only=True):
     changes: list[Change] = []
     blobs: list[NewBlob] = []
     forged: list[Event] = []
+    signals: list[SignalEvent] = []
 
 
 def read_event(raw: bytes) -> Event | Unreadable:
@@ -136,7 +137,7 @@ class Intake:
             # A flood of forged ACKs is one story, and the first of them tells it.
             first, forged = reading.forged[0], len(reading.forged)
             await self.report(
-                "forged_ack", batch.source_node_id, corr_id=first.corr_id, event_id=first.event_id, forged=forged
+                "forged_ack", batch.source_node_id, corr_id=first.corr_id, eventId=first.event_id, forged=forged
             )
         accepted = await self._store.accept(
             Acceptance(
@@ -151,6 +152,7 @@ class Intake:
                 at_ms=self._clock.now_ms(),
             )
         )
+        self._wakeups.batch_taken(accepted)
         if accepted.new:
             # The `accepted` ACKs stand in our own outbox now (PIPE-2).
             self._wakeups.outbox_grew()
@@ -159,6 +161,8 @@ class Intake:
         if reading.changes:
             self._wakeups.timer_set()
             self._wakeups.deliveries_moved({change.event_id for change in reading.changes})
+        if reading.signals:
+            self._wakeups.signals_heard(reading.signals)
         if reading.blobs and self._on_blobs is not None:
             self._on_blobs(reading.blobs)
         return Taken(cursor_seq=accepted.cursor_seq, new=accepted.new)

@@ -3,15 +3,17 @@
 Values are frozen; an interface is implemented once for production and once for tests (`agentpost.testing`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import RoomSnapshot
+from agentpost.store.values import Accepted
 
 __all__ = ["Content", "Engagement", "Result", "ResultKind", "RoomView", "Runtime", "Wakeups"]
 
@@ -118,6 +120,8 @@ class Wakeups:
         self._on_inbox: list[Callable[[str], None]] = []
         self._on_timer: list[Callable[[], None]] = []
         self._on_moved: list[Callable[[Iterable[EventId]], None]] = []
+        self._on_taken: list[Callable[[Accepted], None]] = []
+        self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
 
     def listen(
         self,
@@ -126,9 +130,12 @@ class Wakeups:
         inbox: Callable[[str], None] | None = None,
         timer: Callable[[], None] | None = None,
         moved: Callable[[Iterable[EventId]], None] | None = None,
+        taken: Callable[[Accepted], None] | None = None,
+        signals: Callable[[Sequence[SignalEvent]], None] | None = None,
     ) -> None:
         """`outbox`: events were appended. `inbox`: this agent has something new. `timer`: a delivery got a timer.
-        `moved`: deliveries of these events changed their state."""
+        `moved`: deliveries of these events changed their state. `taken`: a batch was accepted. `signals`: other
+        gateways said these."""
         if outbox is not None:
             self._on_outbox.append(outbox)
         if inbox is not None:
@@ -137,6 +144,10 @@ class Wakeups:
             self._on_timer.append(timer)
         if moved is not None:
             self._on_moved.append(moved)
+        if taken is not None:
+            self._on_taken.append(taken)
+        if signals is not None:
+            self._on_signals.append(signals)
 
     def outbox_grew(self) -> None:
         for tell in self._on_outbox:
@@ -153,3 +164,11 @@ class Wakeups:
     def deliveries_moved(self, event_ids: Iterable[EventId]) -> None:
         for tell in self._on_moved:
             tell(event_ids)
+
+    def batch_taken(self, accepted: Accepted) -> None:
+        for tell in self._on_taken:
+            tell(accepted)
+
+    def signals_heard(self, signals: Sequence[SignalEvent]) -> None:
+        for tell in self._on_signals:
+            tell(signals)

@@ -70,7 +70,7 @@ class StreamReader:
         if self._gap_since_ms is None or self._clock.monotonic_ms() - self._gap_since_ms < _GAP_TIMEOUT_MS:
             return False
         at = self.position()
-        await self._intake.report("gap", self.source_node_id, after_seq=at.last_seq if at else 0)
+        await self._intake.report("gap", self.source_node_id, afterSeq=at.last_seq if at else 0)
         return True
 
     def allow_skip(self) -> None:
@@ -97,7 +97,7 @@ class StreamReader:
         last_seq = cursor.last_seq if cursor else 0
         if frame.after_seq == frame.through_seq and frame.through_seq < last_seq:
             if is_direct:
-                await self._intake.report("source_regressed", source, read_through=last_seq, ends_at=head.seq)
+                await self._intake.report("source_regressed", source, readThrough=last_seq, endsAt=head.seq)
             return Verdict.REGRESSED if is_direct else Verdict.STALE
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN

@@ -1,17 +1,20 @@
 """Talking to the gateway of a home on this machine, through the socket that only the home's owner can open."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
+import msgspec
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["OperatorClient"]
+__all__ = ["OperatorClient", "path_of"]
 
 _TIMEOUT_SECONDS: Final = 10.0
+_LISTENING: Final = httpx.Timeout(_TIMEOUT_SECONDS, read=None)
 
 
 class OperatorClient:
@@ -29,6 +32,19 @@ class OperatorClient:
 
     def delete(self, path: str, query: Mapping[str, str | int] | None = None) -> Any:
         return self._call("DELETE", path, None, query)
+
+    def lines(self, path: str) -> Generator[dict[str, Any]]:
+        """What the gateway tells line by line, for as long as it does or the caller listens."""
+        transport = httpx.HTTPTransport(uds=str(Home(self._home).operator_socket))
+        try:
+            with (
+                # It may be quiet for as long as it likes; only the first word has to come in time.
+                httpx.Client(transport=transport, base_url="http://gateway", timeout=_LISTENING) as http,
+                http.stream("GET", path) as response,
+            ):
+                yield from (msgspec.json.decode(line) for line in response.iter_lines() if line.strip())
+        except httpx.TransportError:
+            raise Refusal(Code.UNAVAILABLE, f"the gateway of {self._home} is gone, or was not there") from None
 
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None, query: Mapping[str, str | int] | None = None
@@ -51,3 +67,8 @@ class OperatorClient:
             return answer
         error = answer["error"]
         raise Refusal(Code(error["code"]), error["message"], field=error.get("field"), hint=error.get("hint"))
+
+
+def path_of(*parts: str) -> str:
+    """A path of the gateway's API; what people typed in it stays one part, whatever it is."""
+    return "/" + "/".join(quote(part, safe="") for part in parts)

@@ -8,7 +8,7 @@ from rich.markup import escape
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
-from agentpost.edges.operator_client import OperatorClient
+from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["agents_app"]
@@ -88,21 +88,25 @@ def list_agents(
 @agents_app.command(epilog="Example: [bold]agentpost agents remove builder[/bold]")
 def remove(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Take an agent away. Mail for it is no longer accepted here; what it has not settled stays in its inbox."""
-    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).delete(f"/ansible/agents/{agent_id}")
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).delete(path_of("ansible", "agents", agent_id))
     _said(done, f"{agent_id} is gone", output)
 
 
 @agents_app.command(epilog="Example: [bold]agentpost agents pause builder[/bold]")
 def pause(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Stop engaging an agent. Its mail is still accepted, and waits."""
-    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(f"/ansible/agents/{agent_id}/pause")
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(
+        path_of("ansible", "agents", agent_id, "pause")
+    )
     _said(done, f"{agent_id} is paused", output)
 
 
 @agents_app.command(epilog="Example: [bold]agentpost agents resume builder[/bold]")
 def resume(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Engage an agent again, with what waits first."""
-    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(f"/ansible/agents/{agent_id}/resume")
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(
+        path_of("ansible", "agents", agent_id, "resume")
+    )
     _said(done, f"{agent_id} is engaged again", output)
 
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
-from agentpost.edges.operator_client import OperatorClient
+from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["deadletters_app"]
@@ -62,7 +62,7 @@ def show(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """One dead letter: what it says, and what was tried."""
-    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(f"/ansible/dead-letters/{event_id}")
+    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(path_of("ansible", "dead-letters", event_id))
     if output is Format.JSON:
         print_json(found)
         return

@@ -1,5 +1,6 @@
 """`send`, `inbox`, `read`, `reply`, `trace`: mail from the command line."""
 
+import json
 import sys
 import time
 from typing import Annotated, Any, Final
@@ -10,7 +11,7 @@ from rich.markup import escape
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
 from agentpost.edges.cli.output import Format, FormatOption, ago, print_json, print_table, stderr, stdout
-from agentpost.edges.operator_client import OperatorClient
+from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["register"]
@@ -29,6 +30,8 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]agentpost read evt_01K… --agent builder[/bold]")(read)
     app.command(epilog='Example: [bold]agentpost reply evt_01K… --agent builder "It is built."[/bold]')(reply)
     app.command(epilog="Example: [bold]agentpost trace evt_01K…[/bold]")(trace)
+    app.command(epilog="Example: [bold]agentpost watch -o json[/bold]")(watch)
+    app.command(epilog="Example: [bold]agentpost resolve evt_01K… --agent builder --how retry[/bold]")(resolve)
 
 
 def send(
@@ -92,7 +95,7 @@ def inbox(
     client = OperatorClient(home_of(None, home=home))
     name = agent or _only_agent(client)
     lines: list[dict[str, Any]] = client.get(
-        f"/ansible/agents/{name}/inbox", {"limit": limit, "only_open": "true" if only_open else "false"}
+        path_of("ansible", "agents", name, "inbox"), {"limit": limit, "only_open": "true" if only_open else "false"}
     )
     if output is Format.JSON:
         print_json(lines)
@@ -124,7 +127,7 @@ def read(
 ) -> None:
     """One message in full. Reading never consumes it: the agent still gets it."""
     client = OperatorClient(home_of(None, home=home))
-    path = f"/ansible/agents/{agent or _only_agent(client)}/inbox/{event_id}"
+    path = path_of("ansible", "agents", agent or _only_agent(client), "inbox", event_id)
     message: dict[str, Any] = client.get(path, {"mark": "false" if peek else "true"})
     if output is Format.JSON:
         print_json(message)
@@ -148,7 +151,7 @@ def reply(
     """Answer a message as the agent it came for. If it was still open, this settles it."""
     client = OperatorClient(home_of(None, home=home))
     text = sys.stdin.read() if body == "-" else body
-    path = f"/ansible/agents/{agent or _only_agent(client)}/inbox/{event_id}/reply"
+    path = path_of("ansible", "agents", agent or _only_agent(client), "inbox", event_id, "reply")
     answered: dict[str, Any] = client.post(path, {"body": text})
     if output is Format.JSON:
         print_json(answered)
@@ -163,7 +166,7 @@ def trace(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """What became of a message: each step with its time, for each recipient, as far as this gateway knows."""
-    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(f"/ansible/trace/{what}")
+    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(path_of("ansible", "trace", what))
     if output is Format.JSON:
         print_json(found)
         return
@@ -179,6 +182,42 @@ def trace(
         for step in found["steps"]
     ]
     print_table(f"Trace of {what}", ("when", "what", "agent", "node", ""), rows, numbers=(0,))
+
+
+def watch(
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What happens at this gateway, as it happens, until Ctrl-C. With -o json one object on each line."""
+    client = OperatorClient(home_of(None, home=home))
+    try:
+        for each in client.lines("/ansible/watch"):
+            if output is Format.JSON:
+                typer.echo(json.dumps(each))
+                continue
+            to = ", ".join(each.get("toAgents", ()))
+            line = f"[dim]{each['at'][11:23]}[/dim] {each['what']:20} {escape(each.get('fromAgentId') or '')}"
+            about = each.get("refEventId") or each["eventId"]
+            stdout.print(f"{line} → {escape(to)}  [dim]{about}[/dim]", highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def resolve(
+    event_id: Annotated[str, typer.Argument(help="The message.")],
+    how: Annotated[str, typer.Option("--how", help="retry: engage the agent again. settle: it has had it.")],
+    agent: AgentOption = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Decide about a message that a crash cut off while the agent had it. Only you can know whether it did the work."""
+    client = OperatorClient(home_of(None, home=home))
+    path = path_of("ansible", "agents", agent or _only_agent(client), "inbox", event_id, "resolve")
+    done: dict[str, Any] = client.post(path, {"how": how})
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print(f"{escape(event_id)}: {done['how']}", highlight=False)
 
 
 def _print_receipt(receipt: dict[str, Any]) -> None:

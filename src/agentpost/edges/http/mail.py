@@ -11,6 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body, Parameter
 from msgspec import Struct
 
+from agentpost.delivery.dispatch import Resolution
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
@@ -48,6 +49,10 @@ class NewReply(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
     subject: str | None = None
     body: str | None = None
     context: Any = None
+
+
+class Resolve(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    how: Resolution
 
 
 def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
@@ -90,7 +95,18 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         content = Content(subject=data.subject, body=data.body, context=data.context)
         return await engine.mailroom.reply(agent_id, EventId(event_id), content)
 
-    return [send, inbox, read, reply]
+    @post(
+        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/resolve",
+        status_code=200,
+        summary="Decide about an unclear outcome",
+        tags=["mail"],
+    )
+    async def resolve(agent_id: str, event_id: str, data: Annotated[Resolve, Body()]) -> dict[str, str]:
+        """For mail that a crash cut off between engaging and settling, at an agent that cannot be asked."""
+        await engine.dispatcher.resolve(EventId(event_id), agent_id, data.how, actor="operator")
+        return {"resolved": event_id, "how": data.how.value}
+
+    return [send, inbox, read, reply, resolve]
 
 
 def _expires_at(engine: Engine, ttl_seconds: int | None) -> str | None:

@@ -1,12 +1,14 @@
 """What became of it, over HTTP: traces, deliveries, dead letters, incidents, metrics."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Final
 
+import msgspec
 from litestar import MediaType, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body, Parameter
-from msgspec import Struct
+from litestar.response import Stream
+from msgspec import Struct, structs
 
 from agentpost.delivery.deadletters import DeadLetterLine, DeadLetterView, Filter, Resent
 from agentpost.delivery.engine import Engine
@@ -42,6 +44,18 @@ class DeliveryView(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     reason: str | None = None
     answered_by_event_id: EventId | None = None
     answer: str | None = None
+
+
+class IncidentLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Something that a person should look at."""
+
+    id: int
+    kind: str
+    subject: str
+    at_ms: int
+    corr_id: str | None = None
+    detail: dict[str, str | int | bool | None] = {}
+    closed_at_ms: int | None = None
 
 
 class MirrorView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -91,12 +105,17 @@ def record_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return {"purged": await engine.dead_letters.purge(data, actor=_ACTOR)}
 
     @get("/ansible/incidents", sync_to_thread=False, summary="List incidents", tags=["records"])
-    def incidents(only_open: bool = True, after: int = 0, limit: Limit = 50) -> list[Incident]:
-        return engine.incidents.list(open_only=only_open, after_id=after, limit=limit)
+    def incidents(only_open: bool = True, after: int = 0, limit: Limit = 50) -> list[IncidentLine]:
+        return [_incident(each) for each in engine.incidents.list(open_only=only_open, after_id=after, limit=limit)]
 
     @post("/ansible/incidents/{incident_id:int}/close", status_code=200, summary="Close an incident", tags=["records"])
     async def close(incident_id: int) -> dict[str, bool]:
         return {"closed": await engine.incidents.close(incident_id, actor=_ACTOR)}
+
+    @get("/ansible/watch", summary="What happens here, as it happens", tags=["records"])
+    async def watch() -> Stream:
+        """One JSON object on each line, for as long as the caller listens."""
+        return Stream(_lines(engine), media_type="application/x-ndjson")
 
     @get("/ansible/mirrors", sync_to_thread=False, summary="The outboxes that are mirrored here", tags=["records"])
     def mirrors() -> list[MirrorView]:
@@ -113,7 +132,31 @@ def record_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     def prometheus() -> Response[str]:
         return Response(to_prometheus(engine.metrics()), media_type=MediaType.TEXT)
 
-    return [message, trace_of, dead_letters, dead_letter, resend, purge, incidents, close, mirrors, metrics, prometheus]
+    return [
+        message,
+        trace_of,
+        dead_letters,
+        dead_letter,
+        resend,
+        purge,
+        incidents,
+        close,
+        watch,
+        mirrors,
+        metrics,
+        prometheus,
+    ]
+
+
+async def _lines(engine: Engine) -> AsyncGenerator[bytes]:
+    # Said at once, so that the caller knows that it listens.
+    yield b"\n"
+    async for happening in engine.watchers.watch():
+        yield msgspec.json.encode(happening) + b"\n"
+
+
+def _incident(incident: Incident) -> IncidentLine:
+    return IncidentLine(**structs.asdict(incident))
 
 
 def _delivery(engine: Engine, delivery: Delivery) -> DeliveryView:
