@@ -5,6 +5,7 @@ Knows nothing of HTTP or of the command line; the edges serve what is here.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, Protocol
@@ -59,6 +60,7 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     epoch: str
     signing_public_key: str
     url: str
+    pid: int
     up_seconds: float
     outbox_seq: int
     inbox_seq: int
@@ -289,6 +291,7 @@ class Gateway:
             epoch=self.store.epoch,
             signing_public_key=self.identity.signing_public,
             url=self.url,
+            pid=os.getpid(),
             up_seconds=(self.clock.monotonic_ms() - self._started_ms) / 1000,
             outbox_seq=self.store.head().seq,
             inbox_seq=position.latest_seq,

@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]agentpost inbox builder --open[/bold]")(inbox)
     app.command(epilog="Example: [bold]agentpost read evt_01K… --agent builder[/bold]")(read)
     app.command(epilog='Example: [bold]agentpost reply evt_01K… --agent builder "It is built."[/bold]')(reply)
+    app.command(epilog="Example: [bold]agentpost show evt_01K…[/bold]")(show)
     app.command(epilog="Example: [bold]agentpost trace evt_01K…[/bold]")(trace)
     app.command(epilog="Example: [bold]agentpost watch -o json[/bold]")(watch)
     app.command(epilog="Example: [bold]agentpost resolve evt_01K… --agent builder --how retry[/bold]")(resolve)
@@ -160,6 +161,19 @@ def reply(
         stdout.print(f"answered with {answered['eventId']}{done}", highlight=False)
 
 
+def show(
+    event_id: Annotated[str, typer.Argument(help="A message that was sent from here.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What became of a message, for each recipient, with the answers that came."""
+    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(path_of("ansible", "messages", event_id))
+    if output is Format.JSON:
+        print_json(found)
+    else:
+        _print_deliveries(found)
+
+
 def trace(
     what: Annotated[str, typer.Argument(help="An event id or a corr id.")],
     home: HomeOption = None,
@@ -249,11 +263,15 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
     if output is Format.JSON:
         print_json(found)
     else:
-        for delivery in found["deliveries"]:
-            said = delivery.get("answer") or delivery.get("reason") or ""
-            stdout.print(f"  {escape(delivery['toAgentId'])}: {delivery['state']} {escape(said)}", highlight=False)
+        _print_deliveries(found)
     if not is_over:
         raise typer.Exit(5)
+
+
+def _print_deliveries(found: dict[str, Any]) -> None:
+    for delivery in found["deliveries"]:
+        said = delivery.get("answer") or delivery.get("reason") or ""
+        stdout.print(f"  {escape(delivery['toAgentId'])}: {delivery['state']} {escape(said)}", highlight=False)
 
 
 def _only_agent(client: OperatorClient) -> str:
