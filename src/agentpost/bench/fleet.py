@@ -10,6 +10,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.room.crdt import Replica
@@ -146,7 +147,7 @@ class Month(_Nodes):
             self._write(number, "agents", agent_id, {"ownerNodeId": self.names[number]})
 
     def live_a_day(self, *, copies: int, moves: int, restarts: int) -> None:
-        """Each node copies a cursor and its delivery record `copies` times; some nodes restart, some agents move."""
+        """Each node copies cursors and its delivery record `copies` times; some nodes restart, some agents move."""
         for number in self._random.sample(range(len(self.names)), restarts):
             # A new life has new client ids, and says that it went and came.
             self._write(number, "nodes", self.names[number], self.node(number, "offline"))
@@ -155,9 +156,11 @@ class Month(_Nodes):
         for _ in range(copies):
             self.clock.at_ms += _DAY_MS // copies
             for number, name in enumerate(self.names):
-                # Each node hears most from a few others.
-                source = self.names[(number + 1 + int(self._random.expovariate(0.25))) % len(self.names)]
-                self._write(number, "delivery.cursors", f"{name}/{source}", self.cursor(number, source, self.writes))
+                for _ in range(DeliveryPolicy().cursors_a_copy):
+                    # Each node hears most from a few others.
+                    source = self.names[(number + 1 + int(self._random.expovariate(0.25))) % len(self.names)]
+                    cursor = self.cursor(number, source, self.writes)
+                    self._write(number, "delivery.cursors", f"{name}/{source}", cursor)
                 self._write(number, "delivery", name, {"inboxCursorAcked": self.writes})
         for agent_id in self._random.sample(sorted(self._owners), moves):
             number = self._owners[agent_id]

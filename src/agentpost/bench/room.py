@@ -9,6 +9,7 @@ from typing import Final
 
 from agentpost.bench.fleet import Fleet, Month
 from agentpost.bench.measure import Metric, Say, seconds_of
+from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.room.document import Room
 from agentpost.room.sync import MAX_FRAME_BYTES
 
@@ -52,7 +53,7 @@ def _bench_month(rounds: int, say: Say) -> list[Metric]:
     first = len(month.content())
     for day in range(_DAYS):
         say(f"day {day + 1} of {_DAYS}")
-        month.live_a_day(copies=96, moves=10, restarts=NODES // 7)
+        month.live_a_day(copies=86_400 // DeliveryPolicy().cursor_copy_every_seconds, moves=10, restarts=NODES // 7)
     content = month.finish()
     joins: list[float] = []
     for turn in range(rounds):

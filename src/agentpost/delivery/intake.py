@@ -160,7 +160,7 @@ class Intake:
                 self._wakeups.inbox_grew(agent_id)
         if reading.changes:
             self._wakeups.timer_set()
-            self._wakeups.deliveries_moved({change.event_id for change in reading.changes})
+            self._wakeups.deliveries_moved(reading.changes)
         if reading.signals:
             self._wakeups.signals_heard(reading.signals)
         if reading.blobs and self._on_blobs is not None:

@@ -97,6 +97,7 @@ class Keeper:
         self._changed = asyncio.Event()
         self._own: DeliveryCopy | None = None
         self._cursors: dict[str, CursorCopy] = {}
+        self._cursors_due_at_ms = 0
         wakeups.listen(outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=self._changed.set)
 
     def start(self) -> None:
@@ -189,13 +190,25 @@ class Keeper:
         """Write what has changed since the last time into the room. False if nothing has."""
         own = self._own_copy()
         cursors = [copy for cursor in self._store.cursors() if (copy := self._cursor_copy(cursor)) is not None]
-        changed = [copy for copy in cursors if not _same_place(copy, self._cursors.get(copy.source_node_id))]
+        changed = self._due([copy for copy in cursors if not _same_place(copy, self._cursors.get(copy.source_node_id))])
         if own == self._own and not changed:
             return False
         await copies.publish(None if own == self._own else own, changed)
         self._own = own
         self._cursors.update((copy.source_node_id, copy) for copy in changed)
         return True
+
+    def _due(self, changed: list[CursorCopy]) -> list[CursorCopy]:
+        """Those that may be copied now: the first copy of a cursor at once, and a few of the others now and then."""
+        new = [copy for copy in changed if copy.source_node_id not in self._cursors]
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._cursors_due_at_ms:
+            return new
+        self._cursors_due_at_ms = now_ms + self._policy.cursor_copy_every_seconds * 1000
+        moved = [copy for copy in changed if copy.source_node_id in self._cursors]
+        # The one that was copied longest ago comes first.
+        moved.sort(key=lambda copy: self._cursors[copy.source_node_id].updated_at)
+        return [*new, *moved[: self._policy.cursors_a_copy]]
 
     def _own_copy(self) -> DeliveryCopy:
         position = self._store.inbox_position()

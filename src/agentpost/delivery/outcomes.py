@@ -1,16 +1,19 @@
 """Waiting for what becomes of an event: for whoever asks and wants the answer, and for those who watch."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Final
 
 from agentpost.delivery.ports import Wakeups
-from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DELIVERY
+from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal
 from agentpost.store.interface import Store
 
 __all__ = ["Outcomes"]
+
+_NOT_THE_END: Final = frozenset({DeliverySignal.ACCEPTED, DeliverySignal.ACK_TIMEOUT, DeliverySignal.RESENT})
 
 
 class Outcomes:
@@ -45,10 +48,12 @@ class Outcomes:
             if not waiting:
                 del self._waiting[event_id]
 
-    def _moved(self, event_ids: Iterable[EventId]) -> None:
+    def _moved(self, changes: Sequence[Change]) -> None:
         if not self._waiting:
             return
-        for event_id in event_ids:
-            for moved in self._waiting.pop(event_id, ()):
+        for change in changes:
+            if change.signal in _NOT_THE_END:
+                continue
+            for moved in self._waiting.pop(change.event_id, ()):
                 if not moved.done():
                     moved.set_result(None)

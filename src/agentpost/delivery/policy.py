@@ -34,6 +34,9 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     mirror_retention_events: int = 100_000
     keep_every_seconds: int = 300
     room_copy_every_seconds: int = 10
+    # ROOM-4: unlike the record of the node itself, a cursor that is copied again leaves a trace in the room for ever.
+    cursor_copy_every_seconds: int = 900
+    cursors_a_copy: int = 2
     cursor_lease_seconds: int = 300  # CUR-5
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
             ("mirrorRetentionEvents", self.mirror_retention_events, 0),
             ("keepEverySeconds", self.keep_every_seconds, 1),
             ("roomCopyEverySeconds", self.room_copy_every_seconds, 1),
+            ("cursorCopyEverySeconds", self.cursor_copy_every_seconds, 1),
+            ("cursorsACopy", self.cursors_a_copy, 1),
             ("cursorLeaseSeconds", self.cursor_lease_seconds, 1),
         ):
             # Written so that NaN, which compares false with everything, is refused too.

@@ -3,12 +3,13 @@
 Values are frozen; an interface is implemented once for production and once for tests (`agentpost.testing`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Kind, Priority
@@ -119,7 +120,7 @@ class Wakeups:
         self._on_outbox: list[Callable[[], None]] = []
         self._on_inbox: list[Callable[[str], None]] = []
         self._on_timer: list[Callable[[], None]] = []
-        self._on_moved: list[Callable[[Iterable[EventId]], None]] = []
+        self._on_moved: list[Callable[[Sequence[Change]], None]] = []
         self._on_taken: list[Callable[[Accepted], None]] = []
         self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
 
@@ -129,12 +130,12 @@ class Wakeups:
         outbox: Callable[[], None] | None = None,
         inbox: Callable[[str], None] | None = None,
         timer: Callable[[], None] | None = None,
-        moved: Callable[[Iterable[EventId]], None] | None = None,
+        moved: Callable[[Sequence[Change]], None] | None = None,
         taken: Callable[[Accepted], None] | None = None,
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
     ) -> None:
         """`outbox`: events were appended. `inbox`: this agent has something new. `timer`: a delivery got a timer.
-        `moved`: deliveries of these events changed their state. `taken`: a batch was accepted. `signals`: other
+        `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
         gateways said these."""
         if outbox is not None:
             self._on_outbox.append(outbox)
@@ -161,9 +162,9 @@ class Wakeups:
         for tell in self._on_timer:
             tell()
 
-    def deliveries_moved(self, event_ids: Iterable[EventId]) -> None:
+    def deliveries_moved(self, changes: Sequence[Change]) -> None:
         for tell in self._on_moved:
-            tell(event_ids)
+            tell(changes)
 
     def batch_taken(self, accepted: Accepted) -> None:
         for tell in self._on_taken:

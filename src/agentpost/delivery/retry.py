@@ -332,7 +332,7 @@ class Retrier:
         await self._store.append(events, deliveries=deliveries, changes=changes)
         if events:
             self._wakeups.outbox_grew()
-        self._wakeups.deliveries_moved({change.event_id for change in changes})
+        self._wakeups.deliveries_moved(changes)
 
     async def _write_one(self, plan: _Plan, now_ms: int) -> None:
         try:

@@ -5,13 +5,14 @@ are; of the moves of deliveries they get the latest state.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
 from agentpost.delivery.intake import recipients_of
 from agentpost.delivery.ports import Wakeups
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import AckEvent, Event, ReplyEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId
@@ -84,9 +85,9 @@ class Watchers:
         for watcher in self._watching:
             watcher.woken.set()
 
-    def _moved(self, event_ids: Iterable[EventId]) -> None:
+    def _moved(self, changes: Sequence[Change]) -> None:
         for watcher in self._watching:
-            watcher.moved.update(dict.fromkeys(event_ids))
+            watcher.moved.update(dict.fromkeys(change.event_id for change in changes))
             watcher.woken.set()
 
 

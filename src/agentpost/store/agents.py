@@ -8,7 +8,7 @@ from agentpost.store.rules import options_as_json
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import LocalAgent
 
-__all__ = ["local_agent", "local_agents", "put_agent", "remove_agent"]
+__all__ = ["local_agents", "put_agent", "remove_agent"]
 
 
 def put_agent(tx: Transaction, agent: LocalAgent) -> None:
@@ -24,11 +24,6 @@ def remove_agent(tx: Transaction, agent_id: str) -> bool:
 
 def local_agents(database: Database) -> list[LocalAgent]:
     return [_agent(row) for row in database.rows(SQL.local_agents)]
-
-
-def local_agent(database: Database, agent_id: str) -> LocalAgent | None:
-    row = database.row(SQL.local_agent, (agent_id,))
-    return _agent(row) if row else None
 
 
 def _agent(row: Row) -> LocalAgent:

@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
@@ -64,6 +65,7 @@ from agentpost.store.writer import Writer
 
 __all__ = ["SqliteStore"]
 
+T = TypeVar("T")
 OnFailure = Callable[[Refusal], None]
 
 
@@ -80,6 +82,7 @@ class SqliteStore:
         self._readers = threading.local()
         self._open_readers: list[Database] = []
         self._closed = False
+        self._agents: dict[str, LocalAgent] | None = None
         self._writer = Writer(writer_database, transaction=transaction, on_failure=on_failure)
 
     @classmethod
@@ -316,16 +319,32 @@ class SqliteStore:
     # Agents and incidents
 
     def put_agent(self, agent: LocalAgent) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: agents.put_agent(tx, agent))
+        return self._with_agents_changed(self._writer.submit(lambda tx: agents.put_agent(tx, agent)))
 
     def remove_agent(self, agent_id: str) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: agents.remove_agent(tx, agent_id))
+        return self._with_agents_changed(self._writer.submit(lambda tx: agents.remove_agent(tx, agent_id)))
 
     def local_agents(self) -> list[LocalAgent]:
-        return agents.local_agents(self._reader())
+        return list(self._known_agents().values())
 
     def local_agent(self, agent_id: str) -> LocalAgent | None:
-        return agents.local_agent(self._reader(), agent_id)
+        return self._known_agents().get(agent_id)
+
+    def _known_agents(self) -> dict[str, LocalAgent]:
+        """Asked for with every message, changed once in a while: so they are remembered."""
+        found = self._agents
+        if found is None:
+            found = {agent.agent_id: agent for agent in agents.local_agents(self._reader())}
+            self._agents = found
+        return found
+
+    def _with_agents_changed(self, change: "asyncio.Future[T]") -> "asyncio.Future[T]":
+        def forget(_: "asyncio.Future[T]") -> None:
+            self._agents = None
+
+        # The first to hear of it: whoever awaits the change finds the agents as they are then.
+        change.add_done_callback(forget)
+        return change
 
     def raise_incident(self, incident: Incident) -> "asyncio.Future[bool]":
         return self._writer.submit(lambda tx: incidents.raise_incident(tx, incident))

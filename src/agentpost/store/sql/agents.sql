@@ -9,6 +9,3 @@ DELETE FROM agents WHERE agent_id = ?
 
 -- name: local_agents
 SELECT agent_id, runtime, options, created_at_ms, is_paused FROM agents ORDER BY agent_id
-
--- name: local_agent
-SELECT agent_id, runtime, options, created_at_ms, is_paused FROM agents WHERE agent_id = ?
