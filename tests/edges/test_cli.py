@@ -114,7 +114,7 @@ def test_backup_copies_and_never_overwrites(filled_home: Path, tmp_path: Path) -
     before = target.read_bytes()
     shown = run("store", "backup", str(target), "--home", str(filled_home))
     assert shown.returncode == 1
-    assert "exists already" in shown.stderr
+    assert "exists already" in " ".join(shown.stderr.split())
     assert target.read_bytes() == before
 
 

@@ -8,8 +8,11 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
@@ -325,10 +328,11 @@ class SqliteStore:
         return self._with_agents_changed(self._writer.submit(lambda tx: agents.remove_agent(tx, agent_id)))
 
     def local_agents(self) -> list[LocalAgent]:
-        return list(self._known_agents().values())
+        return [_own_copy(agent) for agent in self._known_agents().values()]
 
     def local_agent(self, agent_id: str) -> LocalAgent | None:
-        return self._known_agents().get(agent_id)
+        agent = self._known_agents().get(agent_id)
+        return None if agent is None else _own_copy(agent)
 
     def _known_agents(self) -> dict[str, LocalAgent]:
         """Asked for with every message, changed once in a while: so they are remembered."""
@@ -461,6 +465,11 @@ class SqliteStore:
             self._readers.database = reader
             self._open_readers.append(reader)
         return reader
+
+
+def _own_copy(agent: LocalAgent) -> LocalAgent:
+    """Options are dicts and lists: whoever is handed them may change them, and changes nobody else's."""
+    return replace(agent, options=deepcopy(agent.options))
 
 
 def _claim(database: Database, *, node_id: str, epoch: str, now_ms: int) -> None:

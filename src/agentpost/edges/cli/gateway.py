@@ -18,7 +18,6 @@ from agentpost.config import Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
 from agentpost.edges.operator_client import OperatorClient
-from agentpost.gateway import Gateway, Phase
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 from agentpost.store.integrity import check_home
@@ -123,8 +122,7 @@ def up(
         else:
             stdout.print(f"[bold]{settings.node_id}[/bold] is up at {url}, home {escape(str(settings.home))}")
 
-    phase = uvloop.run(_run(settings, on_ready))
-    if phase is Phase.FAILED:
+    if not uvloop.run(_run(settings, on_ready)):
         raise Refusal(Code.STORAGE_FAILED, "the gateway stopped because its disk failed; its log says how")
 
 
@@ -134,11 +132,13 @@ def quiet_libraries() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-async def _run(settings: Settings, on_ready: Callable[[str], None]) -> Phase:
+async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
+    """Whether it stopped because it was told to."""
     # The HTTP framework takes longer to load than any other command takes to run.
     from agentpost.edges.http.server import serve
     from agentpost.edges.runtimes import make_runtime
     from agentpost.edges.tailnet import Tailnet
+    from agentpost.gateway import Gateway, Phase
 
     whois = None if settings.tailnet_socket is None else Tailnet(settings.tailnet_socket).whois
     gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime, whois=whois)
@@ -146,7 +146,7 @@ async def _run(settings: Settings, on_ready: Callable[[str], None]) -> Phase:
     for wanted in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(wanted, gateway.request_stop)
     await serve(gateway, on_ready=on_ready)
-    return gateway.phase
+    return gateway.phase is not Phase.FAILED
 
 
 def _start_detached(settings: Settings, output: Format) -> None:
@@ -197,7 +197,7 @@ def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption 
                 continue
             lock.unlock()
             if output is Format.JSON:
-                print_json({"home": str(path), "phase": Phase.STOPPED.value})
+                print_json({"home": str(path), "phase": "stopped"})
             else:
                 stdout.print("stopped")
             return
