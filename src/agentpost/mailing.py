@@ -20,7 +20,7 @@ from agentpost.store.interface import Store
 from agentpost.store.values import LocalAgent
 from agentpost.world import Chance, Clock
 
-__all__ = ["make_engine"]
+__all__ = ["RoomCopyWriter", "make_engine"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def make_engine(
         store=store,
         room=RoomView(host.room),
         directory=RoomDirectory(host.room),
-        copies=_Copies(host.room),
+        copies=RoomCopyWriter(host.room),
         signing=identity.signing,
         sealing=identity.sealing,
         tier=tier,
@@ -51,7 +51,7 @@ def make_engine(
     )
 
 
-class _Copies:
+class RoomCopyWriter:
     """Shows the others how far this node has come (CUR-5). Nothing rests on these copies."""
 
     def __init__(self, room: Room) -> None:

@@ -8,12 +8,11 @@ from msgspec.structs import replace
 from agentpost.protocol.errors import Code
 from agentpost.protocol.ids import InviteId
 from agentpost.protocol.snapshot import NodeTier
-from agentpost.protocol.timestamps import format_ms
-from agentpost.room.copies import LEASE_MS, publish_cursors, publish_invites
+from agentpost.room.copies import publish_invites
 from agentpost.room.document import Room
 from agentpost.room.host import RoomHost
 from agentpost.room.schema import MAPS
-from agentpost.store.values import CHAIN_START, Cursor, Invite
+from agentpost.store.values import Invite
 from agentpost.testing import START_MS, FakeClock, MemoryStore, SeededChance
 from tests.auth.building import an_identity
 from tests.room.building import EDGE, OTHER_EDGE, OTHER_SEED, SEED, a_cursor, a_populated_room, bring, visible
@@ -27,11 +26,6 @@ def room() -> Room:
     return a_populated_room()
 
 
-def a_stored_cursor(source: str, last_seq: int, **fields: Any) -> Cursor:
-    settings: dict[str, Any] = {"epoch": "epoch-1", "last_chain": CHAIN_START, "updated_at_ms": START_MS}
-    return Cursor(source_node_id=source, last_seq=last_seq, **settings | fields)
-
-
 def a_stored_invite(number: int = 1, **fields: Any) -> Invite:
     settings: dict[str, Any] = {
         "invite_id": InviteId(f"inv_{number}"),
@@ -43,42 +37,6 @@ def a_stored_invite(number: int = 1, **fields: Any) -> Invite:
         "expires_at_ms": START_MS + 900_000,
     }
     return Invite(**settings | fields)
-
-
-@pytest.mark.req("CUR-5")
-def test_the_copy_of_a_cursor_says_how_far_and_until_when(room: Room) -> None:
-    """It has the fields of CUR-5, and a lease of 300 s from when it was made."""
-    cursor = a_stored_cursor(EDGE, 7, epoch="epoch-9", updated_at_ms=START_MS - 1_000)
-    assert publish_cursors(room, [cursor], now_ms=START_MS) == 1
-    record = room.record("delivery.cursors", f"{SEED}/{EDGE}")
-    assert record is not None
-    assert {name: value for name, value in record.items() if name not in ("rev", "sig", "signedBy")} == {
-        "consumerNodeId": SEED,
-        "sourceNodeId": EDGE,
-        "lastSeq": 7,
-        "updatedAt": format_ms(START_MS - 1_000),
-        "status": "active",
-        "leaseExpiresAt": format_ms(START_MS + 300_000),
-        "epoch": "epoch-9",
-    }
-    assert LEASE_MS == 300_000
-
-
-@pytest.mark.req("CUR-5", "ROOM-4")
-def test_only_cursors_that_moved_are_copied(room: Room) -> None:
-    """A call writes one record for each source that has something new, however much happened in between."""
-    cursors = [a_stored_cursor(source, 1) for source in (EDGE, OTHER_EDGE, OTHER_SEED)]
-    assert publish_cursors(room, cursors, now_ms=START_MS) == 3
-    before = room.update_since()
-    assert publish_cursors(room, cursors, now_ms=START_MS + HOUR_MS) == 0
-    assert room.update_since() == before
-    cursors[0] = replace(cursors[0], last_seq=5_000, updated_at_ms=START_MS + 9)
-    cursors[1] = replace(cursors[1], epoch="epoch-2")
-    assert publish_cursors(room, cursors, now_ms=START_MS + HOUR_MS) == 2
-    assert publish_cursors(room, cursors, now_ms=START_MS, statuses={OTHER_SEED: "gap"}) == 1
-    record = room.record("delivery.cursors", f"{SEED}/{OTHER_SEED}")
-    assert record is not None
-    assert record["status"] == "gap"
 
 
 @pytest.mark.req("CUR-5", "ROOM-3")
@@ -181,14 +139,12 @@ def test_an_invite_is_its_makers(room: Room) -> None:
 
 
 async def test_a_running_room_publishes_by_its_own_clock() -> None:
-    """`RoomHost` has both, and the caller says when."""
+    """What became of an invite is told by the clock of the host, when the caller says."""
     clock, store = FakeClock(), MemoryStore(node_id=SEED, epoch="first")
     host = RoomHost(store, an_identity(1), tier=NodeTier.BACKBONE, clock=clock, chance=SeededChance(1))
     await host.start()
-    assert host.publish_cursors([a_stored_cursor(EDGE, 3)], statuses={EDGE: "inactive"}) == 1
     assert host.publish_invites([a_stored_invite()]) == 1
     clock.advance(HOUR_MS)
-    assert host.publish_cursors([a_stored_cursor(EDGE, 3)], statuses={EDGE: "inactive"}) == 0
     assert host.publish_invites([a_stored_invite()]) == 1
     await host.stop()
     await store.close()

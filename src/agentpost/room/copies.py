@@ -1,21 +1,17 @@
-"""Copies in the room of what the store alone decides: the invites made here, and how far this node has read (CUR-5).
+"""Copies in the room of what the store alone decides: the invites that were made here.
 
 They are for others to look at; nothing rests on them. Only what changed is written, and how often somebody looks for
 changes is the caller's choice: every write is told to all nodes, and costs a few bytes for as long as the room lives.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any
 
-from agentpost.protocol.timestamps import format_ms
 from agentpost.room.document import Room
 from agentpost.room.schema import MAPS
-from agentpost.store.values import Cursor, Invite
+from agentpost.store.values import Invite
 
-__all__ = ["LEASE_MS", "invite_status", "publish_cursors", "publish_invites"]
-
-LEASE_MS: Final = 300_000
-_CHANGES: Final = ("lastSeq", "status", "epoch")
+__all__ = ["invite_status", "publish_invites"]
 
 
 def invite_status(invite: Invite, *, now_ms: int) -> str:
@@ -42,32 +38,6 @@ def publish_invites(room: Room, invites: Iterable[Invite], *, now_ms: int) -> in
         if is_shown or (status == "open" and places > 0):
             written += room.write("invites", invite.invite_id, _invite_entry(room, invite, status))
             places -= not is_shown
-    return written
-
-
-def publish_cursors(
-    room: Room, cursors: Iterable[Cursor], *, now_ms: int, statuses: Mapping[str, str] | None = None
-) -> int:
-    """Copy this node's cursors where `lastSeq`, `status` or `epoch` is another than in the room. Gives how many.
-
-    `statuses` has those that are not `active`, by source. A copy that says nothing new is not written for its lease:
-    what PIPE-7 goes by is what the consumer tells the source itself.
-    """
-    written = 0
-    for cursor in cursors:
-        key = f"{room.node_id}/{cursor.source_node_id}"
-        entry = {
-            "consumerNodeId": room.node_id,
-            "sourceNodeId": cursor.source_node_id,
-            "lastSeq": cursor.last_seq,
-            "updatedAt": format_ms(cursor.updated_at_ms),
-            "status": (statuses or {}).get(cursor.source_node_id, "active"),
-            "leaseExpiresAt": format_ms(now_ms + LEASE_MS),
-            "epoch": cursor.epoch,
-        }
-        present = room.record("delivery.cursors", key) or {}
-        if any(present.get(name) != entry[name] for name in _CHANGES):
-            written += room.write("delivery.cursors", key, entry)
     return written
 
 

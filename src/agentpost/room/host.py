@@ -5,7 +5,7 @@ Knows nothing of sockets: the edges open sessions on `hub` and carry their frame
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
 from agentpost.room.awareness import Awareness
-from agentpost.room.copies import publish_cursors, publish_invites
+from agentpost.room.copies import publish_invites
 from agentpost.room.document import Room
 from agentpost.room.journal import RoomJournal
 from agentpost.room.keys import make_admission
@@ -21,7 +21,7 @@ from agentpost.room.records import from_base64, is_removed, to_base64
 from agentpost.room.sync import RoomHub
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
-from agentpost.store.values import Cursor, Invite, KnownNode
+from agentpost.store.values import Invite, KnownNode
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
@@ -157,10 +157,6 @@ class RoomHost:
         """Withdraw a revocation: the node was invited again."""
         if self._tier is NodeTier.BACKBONE and self.room.keys.is_revoked(node_id):
             self.room.remove("coordination", f"revoked:{node_id}")
-
-    def publish_cursors(self, cursors: Iterable[Cursor], *, statuses: Mapping[str, str] | None = None) -> int:
-        """Copy this node's cursors to the room, those that changed; see `copies`. Call it now and then, not always."""
-        return publish_cursors(self.room, cursors, now_ms=self._clock.now_ms(), statuses=statuses)
 
     def publish_invites(self, invites: Iterable[Invite]) -> int:
         """Show this node's open invites in the room, and what became of those that were shown."""
