@@ -3,15 +3,18 @@
 Everything else is handed a Clock and a Chance, so that tests and the simulation can bring their own.
 """
 
+import os
 import random
-import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from agentpost.protocol.ids import ENTROPY_BYTES, AnyId, UlidSource
 
 __all__ = ["Chance", "Clock", "IdMaker", "SystemChance", "SystemClock"]
+
+
+_PAGE_BYTES: Final = 4096
 
 
 class Clock(Protocol):
@@ -43,8 +46,28 @@ class SystemClock:
 
 
 class SystemChance:
+    """The machine's own randomness. Each byte is given out once.
+
+    The kernel is asked for a page at a time: a call for each id and each nonce costs more than all that is done with
+    them. A process that forks starts with a page of its own.
+    """
+
+    def __init__(self) -> None:
+        self._page = b""
+        self._at = 0
+        os.register_at_fork(after_in_child=self._forget)
+
     def entropy(self, count: int) -> bytes:
-        return secrets.token_bytes(count)
+        if count > _PAGE_BYTES:
+            return os.urandom(count)
+        at, end = self._at, self._at + count
+        if end > len(self._page):
+            self._page, at, end = os.urandom(_PAGE_BYTES), 0, count
+        self._at = end
+        return self._page[at:end]
+
+    def _forget(self) -> None:
+        self._page, self._at = b"", 0
 
     def fraction(self) -> float:
         return random.random()  # noqa: S311 - jitter spreads load; nothing secret depends on it

@@ -15,7 +15,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import AgentStatus, NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.values import LedgerState, LocalAgent
@@ -99,6 +99,22 @@ async def test_a_message_to_an_agent_of_the_same_gateway_is_answered(engine: Eng
     (line,) = engine.mailroom.inbox("ada")
     message = await engine.mailroom.read("ada", line.event_id)
     assert message.content.body == "done: hello"
+
+
+@pytest.mark.req("ACK-5")
+async def test_who_sends_and_waits_hears_the_last_word_of_each_recipient(engine: Engine) -> None:
+    """A message to two agents has ended when both have; a message that is refused is waited for by nobody."""
+    await engine.agents.add("carl", "handler")
+    request = SendRequest(source_agent_id="ada", to_agents=("bob", "carl"), content=Content(body="hello"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        receipt, last_words = await engine.outcomes.send(request)
+    assert {agent: change.signal for agent, change in last_words.items()} == {
+        "bob": DeliverySignal.REPLY,
+        "carl": DeliverySignal.REPLY,
+    }
+    assert {each.state for each in engine.store.deliveries_of(receipt.event_id)} == {DeliveryState.REPLIED}
+    with pytest.raises(Refusal):
+        await engine.outcomes.send(to("nobody"))
 
 
 async def test_waiting_for_what_was_never_sent_is_refused(engine: Engine) -> None:

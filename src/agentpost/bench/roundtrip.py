@@ -28,6 +28,7 @@ from agentpost.delivery.engine import Engine
 from agentpost.delivery.ports import Content, Engagement
 from agentpost.delivery.publish import SendRequest
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.lifecycle import DeliverySignal
 
 __all__ = ["RECEIVER", "RECEIVER_NODE", "SENDER", "Pair", "bench_roundtrip", "receiver_process", "settle_at_once"]
 
@@ -120,10 +121,9 @@ async def _send_all(engine: Engine, *, window: int, messages: int) -> Trip:
         while left > 0:
             left -= 1
             start = time.perf_counter()
-            receipt = await engine.publisher.send(request)
-            (delivery,) = await engine.outcomes.ended(receipt.event_id)
-            if delivery.state.value != "Processed":
-                raise Refusal(Code.INTERNAL, f"{receipt.event_id} ended as {delivery.state}")
+            receipt, last_words = await engine.outcomes.send(request)
+            if last_words[RECEIVER].signal is not DeliverySignal.PROCESSED:
+                raise Refusal(Code.INTERNAL, f"{receipt.event_id} ended with {last_words[RECEIVER].signal}")
             took.append(time.perf_counter() - start)
 
     start = time.perf_counter()

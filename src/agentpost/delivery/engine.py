@@ -72,7 +72,7 @@ class Engine:
         self.mailroom = Mailroom(
             store=store, sealer=self.sealer, publisher=self.publisher, maker=maker, clock=clock, wakeups=wakeups
         )
-        self.outcomes = Outcomes(store=store, wakeups=wakeups)
+        self.outcomes = Outcomes(store=store, publisher=self.publisher, wakeups=wakeups)
         self.links = LinkHub(
             store, room, signing=signing, maker=maker, clock=clock, wakeups=wakeups, tier=tier, policy=policy
         )

@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from agentpost.delivery.ports import Wakeups
+from agentpost.delivery.publish import Publisher, Receipt, SendRequest
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
@@ -16,13 +19,49 @@ __all__ = ["Outcomes"]
 _NOT_THE_END: Final = frozenset({DeliverySignal.ACCEPTED, DeliverySignal.ACK_TIMEOUT, DeliverySignal.RESENT})
 
 
+class _Expected(Struct, kw_only=True):
+    """One event that somebody waits for, since before it was sent."""
+
+    missing: set[str]
+    last_words: dict[str, Change]
+    ended: "asyncio.Future[dict[str, Change]]"
+
+    def heard(self, change: Change) -> None:
+        # The first word that ends a delivery is the last one that counts.
+        self.last_words.setdefault(change.to_agent_id, change)
+        self.missing.discard(change.to_agent_id)
+        if not self.missing and not self.ended.done():
+            self.ended.set_result(self.last_words)
+
+
 class Outcomes:
     """Tells callers when the deliveries of their event have ended. Nothing is polled."""
 
-    def __init__(self, *, store: Store, wakeups: Wakeups) -> None:
+    def __init__(self, *, store: Store, publisher: Publisher, wakeups: Wakeups) -> None:
         self._store = store
+        self._publisher = publisher
+        self._expected: dict[EventId, _Expected] = {}
         self._waiting: dict[EventId, list[asyncio.Future[None]]] = {}
         wakeups.listen(moved=self._moved)
+
+    async def send(self, request: SendRequest) -> tuple[Receipt, dict[str, Change]]:
+        """Send a message and wait until it has ended for all its recipients: the last word about each of them.
+
+        Whoever gives up waiting has sent it all the same.
+        """
+        expected: list[EventId] = []
+
+        def expect(event_id: EventId, to_agents: Sequence[str]) -> None:
+            expected.append(event_id)
+            future = asyncio.get_running_loop().create_future()
+            self._expected[event_id] = _Expected(missing=set(to_agents), last_words={}, ended=future)
+
+        try:
+            receipt = await self._publisher.send(request, before=expect)
+            return receipt, await self._expected[receipt.event_id].ended
+        finally:
+            for event_id in expected:
+                del self._expected[event_id]
 
     async def ended(self, event_id: EventId) -> list[Delivery]:
         """The deliveries of an event of this gateway, once all of them have ended."""
@@ -49,11 +88,13 @@ class Outcomes:
                 del self._waiting[event_id]
 
     def _moved(self, changes: Sequence[Change]) -> None:
-        if not self._waiting:
+        if not self._waiting and not self._expected:
             return
         for change in changes:
             if change.signal in _NOT_THE_END:
                 continue
+            if (expected := self._expected.get(change.event_id)) is not None:
+                expected.heard(change)
             for moved in self._waiting.pop(change.event_id, ()):
                 if not moved.done():
                     moved.set_result(None)

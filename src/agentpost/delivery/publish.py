@@ -6,7 +6,7 @@ known here: whoever wants to hear that there is one listens to the wake-ups.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -69,6 +69,9 @@ class Receipt(Struct, frozen=True, kw_only=True, rename="camel"):
     rejected: tuple[Rejected, ...] = ()
 
 
+Before = Callable[[EventId, Sequence[str]], None]
+
+
 class Publisher:
     def __init__(
         self,
@@ -93,8 +96,10 @@ class Publisher:
         self._max_inline_bytes = max_inline_bytes
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
 
-    async def send(self, request: SendRequest) -> Receipt:
+    async def send(self, request: SendRequest, *, before: Before | None = None) -> Receipt:
         """Publish a message of a local agent. Returns once it would survive a power loss (PIPE-3).
+
+        `before` hears of the event and its recipients before anybody else can: for whoever waits for its outcome.
 
         An agent that no gateway has gets a dead letter at once, as ROUTE-3 has it, even if it is the only recipient:
         what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
@@ -110,6 +115,8 @@ class Publisher:
         placement = place(wanted, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
         event = self._message(request, placement, now_ms)
         _check_in_time(event, now_ms)
+        if before is not None:
+            before(event.event_id, placement.to_agents)
         appended = await self.publish(
             event,
             content=request.content,

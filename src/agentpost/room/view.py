@@ -4,6 +4,7 @@ Everything in the room's table was verified before it got there. A node that was
 nothing is sealed for it and nothing that it signs is believed.
 """
 
+from functools import lru_cache
 from typing import Any
 
 from agentpost.protocol.snapshot import RoomSnapshot
@@ -33,7 +34,7 @@ class RoomView:
         if self._room.keys.is_revoked(node_id) or record is None or record.get("signedBy") != node_id:
             return None
         try:
-            return from_base64(record["sealingKey"])
+            return _key(record["sealingKey"])
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -54,3 +55,7 @@ class RoomView:
     def _record(self, map_name: str, key: str) -> dict[str, Any] | None:
         record = self._room.record(map_name, key)
         return None if is_removed(record) else record
+
+
+# Asked for with every message; public keys, so nothing is given away by keeping them.
+_key = lru_cache(maxsize=4096)(from_base64)

@@ -1,0 +1,35 @@
+"""The machine's own time and chance."""
+
+import subprocess
+import sys
+
+from agentpost.world import SystemChance
+
+
+def test_no_byte_of_chance_is_given_out_twice() -> None:
+    """Draws of any size are as long as asked for, and none is like another."""
+    chance = SystemChance()
+    sizes = (10, 32, 56, 4000, 100, 10_000, 16) * 40
+    drawn = [chance.entropy(size) for size in sizes]
+    assert [len(each) for each in drawn] == list(sizes)
+    starts = [each[:10] for each in drawn]
+    assert len(set(starts)) == len(starts)
+    # No draw is a part of another one: each byte is used once.
+    whole = b"".join(drawn)
+    assert all(whole.count(start) == 1 for start in starts)
+
+
+def test_a_process_that_forks_draws_its_own_chance() -> None:
+    """Parent and child do not give out the same bytes, which would be the same keys and ids."""
+    script = """
+import os
+from agentpost.world import SystemChance
+chance = SystemChance()
+chance.entropy(16)
+os.fork()
+os.write(1, chance.entropy(16).hex().encode() + b" ")
+"""
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    # The child may outlive the parent, but not its output: the pipe is read to its end.
+    first, second = shown.stdout.split()
+    assert first != second
