@@ -6,11 +6,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
+import msgspec
 from msgspec import Struct
 
 from agentpost.auth.limits import DEFAULT_ATTEMPTS_PER_ADDRESS, DEFAULT_ATTEMPTS_PER_TOKEN
+from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
@@ -42,6 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     attempts_per_token: int = DEFAULT_ATTEMPTS_PER_TOKEN
     # Where tailscaled answers, for invites that name a node of the tailnet; without it there are none.
     tailnet_socket: Path | None = None
+    # Timers, retries and retention of mail: the table [delivery] of the file.
+    delivery: DeliveryPolicy = DeliveryPolicy()
     # AUTH-7: for a lab. Said with every start or not at all: no file and no environment turns it on unnoticed.
     insecure_no_proof: bool = False
 
@@ -76,7 +80,7 @@ def load_settings(
     environment = os.environ if environment is None else environment
     said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in _KEYS}
     path = home_of(said["node"], home=home)
-    file = _read_file(path / CONFIG_FILE)
+    file, delivery = _read_file(path / CONFIG_FILE)
     values = {key: said[key] or file.get(key) for key in _KEYS}
     if values["node"] is None:
         raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
@@ -92,6 +96,7 @@ def load_settings(
         attempts_per_address=_checked_attempts(values, "attempts_per_address", DEFAULT_ATTEMPTS_PER_ADDRESS),
         attempts_per_token=_checked_attempts(values, "attempts_per_token", DEFAULT_ATTEMPTS_PER_TOKEN),
         tailnet_socket=None if socket is None else Path(socket).expanduser(),
+        delivery=delivery,
         insecure_no_proof=insecure_no_proof,
     )
 
@@ -118,23 +123,53 @@ def save_settings(settings: Settings) -> None:
     write_private(path, ("\n".join(lines) + "\n").encode())
 
 
-def _read_file(path: Path) -> dict[str, str]:
+def _read_file(path: Path) -> tuple[dict[str, str], DeliveryPolicy]:
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return {}
+        return {}, DeliveryPolicy()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
+    delivery = _read_delivery(path, found.pop("delivery", {}))
     for key, value in found.items():
         if key not in _KEYS:
-            raise Refusal(
-                Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {', '.join(_KEYS)}."
-            )
+            known = ", ".join((*_KEYS, "[delivery]"))
+            raise Refusal(Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {known}.")
         # type(), because to isinstance true and false are numbers too.
         if type(value) is not (int if key in _NUMBERS else str):
             kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
-    return {key: str(value) for key, value in found.items()}
+    return {key: str(value) for key, value in found.items()}, delivery
+
+
+def _read_delivery(path: Path, table: object) -> DeliveryPolicy:
+    """The policy that the table [delivery] describes; what it leaves out is as by default."""
+    values: dict[str, Any] = msgspec.to_builtins(DeliveryPolicy())
+    try:
+        return msgspec.convert(_overlaid(values, table, "delivery"), DeliveryPolicy)
+    except (Refusal, msgspec.ValidationError) as error:
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{path}: {error}",
+            field="delivery",
+            hint="Correct that line; docs/delivery.md has all.",
+        ) from None
+
+
+def _overlaid(values: dict[str, Any], table: object, name: str) -> dict[str, Any]:
+    """`values` with what the table says instead. Names are snake_case in the file, as everywhere in it."""
+    if not isinstance(table, dict):
+        raise Refusal(Code.INVALID_FIELD, f"[{name}] must be a table")
+    for key, value in cast(dict[str, Any], table).items():
+        first, *rest = key.split("_")
+        field = first + "".join(part.capitalize() for part in rest)
+        if field not in values:
+            raise Refusal(Code.INVALID_FIELD, f"{name}.{key} is not a setting")
+        inner = values[field]
+        values[field] = (
+            _overlaid(cast(dict[str, Any], inner), value, f"{name}.{key}") if isinstance(inner, dict) else value
+        )
+    return values
 
 
 def _checked_node(node_id: str) -> str:

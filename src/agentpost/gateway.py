@@ -185,6 +185,7 @@ class Gateway:
             clock=self.clock,
             chance=self.chance,
             runtimes=self._runtimes,
+            policy=self.settings.delivery,
         )
         self.use_links(self._engine.links)
         await self._engine.start()
