@@ -99,7 +99,12 @@ def test_what_cannot_be_sent_is_refused_with_a_sentence(tmp_path: Path) -> None:
             assert code_of({**start, "fromAgentId": "nobody", "toAgents": ["architect"]}) == (404, "not_found")
             assert code_of({**start, "toAgents": ["architect"], "ttlSeconds": 0}) == (400, "invalid_field")
             assert code_of({**start, "toAgents": ["architect"], "corrId": "x"}) == (400, "invalid_field")
-            assert code_of({**start, "surprise": 1})[0] == 400
+            assert code_of({**start, "surprise": 1}) == (400, "invalid_field")
+            assert code_of({**start, "priority": "urgent"}) == (400, "invalid_field")
+            assert (
+                "priority"
+                in http.post("/ansible/messages", json={**start, "priority": "urgent"}).json()["error"]["message"]
+            )
             assert code_of([])[0] == 400
             assert http.get("/ansible/trace/evt_nothing").status_code == 404
             assert http.get("/ansible/openapi/openapi.json").json()["paths"]["/ansible/messages"]["post"]

@@ -1,10 +1,10 @@
 """The one place that turns what went wrong into an HTTP response. Every error has the same JSON shape."""
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 from litestar import MediaType, Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
 
 from agentpost.auth.limits import RateLimited
 from agentpost.protocol.errors import Code, Refusal
@@ -22,7 +22,9 @@ def _refused(_request: Request[Any, Any, Any], refusal: Refusal) -> Response[dic
 
 
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
-    """What the framework itself refuses: an unknown path, a wrong method, a body that is not JSON."""
+    """What the framework itself refuses: an unknown path, a wrong method, a body that is not JSON or lacks a field."""
+    if isinstance(error, ValidationException) and (problem := _first_problem(error)) is not None:
+        return _refused(request, problem)
     code = _CODES.get(error.status_code, Code.MALFORMED)
     hint = None
     if error.status_code == 405:
@@ -31,6 +33,17 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
         hint = "Check the path."
     refusal = Refusal(code, error.detail or code.value, hint=hint)
     return Response(refusal.to_wire(), status_code=error.status_code, media_type=MediaType.JSON)
+
+
+def _first_problem(error: ValidationException) -> Refusal | None:
+    """The first field that is wrong, in words; None if the framework does not say which it is."""
+    problems = cast(list[dict[str, Any]], error.extra) if isinstance(error.extra, list) else []
+    if not problems:
+        return None
+    first = problems[0]
+    place = str(first.get("key") or "")
+    message = f"{place}: {first.get('message')}" if place else str(first.get("message"))
+    return Refusal(Code.INVALID_FIELD, message, field=place or None)
 
 
 def _defect(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
