@@ -7,6 +7,7 @@ from agentpost.delivery.frames import Events
 from agentpost.delivery.heads import sign_head
 from agentpost.delivery.link import LinkHub, LinkSession
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import Wakeups
 from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.delivery import Delivery
@@ -68,7 +69,7 @@ class Node:
         self.maker = EventMaker(node_id=node_id, clock=world.clock, ids=self._ids)
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, policy: DeliveryPolicy | None = None) -> None:
         """Forget everything that is not in the store."""
         self.wakeups = Wakeups()
         self.woken: list[str] = []
@@ -81,6 +82,7 @@ class Node:
             clock=self.world.clock,
             wakeups=self.wakeups,
             tier=self.tier,
+            policy=policy,
         )
 
     async def host(self, agent_id: str) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from agentpost.delivery.frames import Credit, Events, Hello, Refused, Subscribe, decode_frame, encode_frame
 from agentpost.delivery.link import LinkSession
+from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.reader import Verdict
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.errors import Code, Refusal
@@ -213,6 +214,22 @@ async def test_what_the_source_has_pruned_is_passed_over_after_the_incident(worl
     (answer,) = await source.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=10_000)))
     await session.receive(answer)
     assert len(b.inbox("bob")) == 3
+    (tombstone,) = [entry for entry in b.store.audit_log() if entry.action == "cursor.tombstone"]
+    assert (tombstone.subject, tombstone.detail) == ("node-a", {"afterSeq": 0, "beforeSeq": 1})
+
+
+@pytest.mark.req("CUR-4")
+async def test_a_gateway_that_is_told_to_wait_waits(world: World) -> None:
+    """With the policy `wait` the incident is all that happens: the cursor stands until an operator decides."""
+    b = world.nodes["node-b"]
+    b.restart(DeliveryPolicy(gap_policy=GapPolicy.WAIT, gap_timeout_seconds=5))
+    session = await _session(b, "node-a")
+    await session.receive(encode_frame(Refused(code="sequence_gap", message="pruned", source="node-a")))
+    session.frames_to_send()
+    world.clock.advance(5_000)
+    await b.hub.tick()
+    assert b.incidents() == ["gap"]
+    assert Subscribe not in [type(decode_frame(frame)) for frame in session.frames_to_send()]
 
 
 async def test_a_reader_whose_chain_does_not_fit_is_told_so(world: World) -> None:

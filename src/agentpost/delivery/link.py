@@ -33,7 +33,7 @@ from agentpost.delivery.frames import (
 from agentpost.delivery.intake import Intake
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.mirror import MirrorKeeper, choose
-from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.reader import OwnReader, StreamReader, Verdict
 from agentpost.protocol.errors import Code, Refusal
@@ -79,7 +79,6 @@ class LinkHub:
         wakeups: Wakeups,
         tier: NodeTier,
         policy: DeliveryPolicy | None = None,
-        skips_gaps: bool = True,
     ) -> None:
         policy = policy or DeliveryPolicy()
         self.store = store
@@ -94,7 +93,7 @@ class LinkHub:
             store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
         )
         # CUR-4: whether to go on, after the incident, without what its source does not have any more, or to wait.
-        self._skips_gaps = skips_gaps
+        self._policy = policy
         self._is_mirror = tier is NodeTier.BACKBONE
         self.tasks = TaskOwner("links")
         self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self.tasks)
@@ -143,7 +142,12 @@ class LinkHub:
         if not is_whole:
             if source not in self._readers:
                 self._readers[source] = StreamReader(
-                    source, store=self.store, room=self.room, clock=self.clock, intake=self.intake
+                    source,
+                    store=self.store,
+                    room=self.room,
+                    clock=self.clock,
+                    intake=self.intake,
+                    policy=self._policy,
                 )
             return self._readers[source]
         if source not in self._mirrors:
@@ -189,7 +193,8 @@ class LinkHub:
         if any(until <= self.clock.monotonic_ms() for until in self._distrusted.values()):
             self.choose()
         for source, reader in tuple(self._readers.items()):
-            if await reader.check_gap() and self._skips_gaps and (source, False) not in self._chosen:
+            has_gap = await reader.check_gap()
+            if has_gap and self._policy.gap_policy is not GapPolicy.WAIT and (source, False) not in self._chosen:
                 self._skip_gap(source, reader)
 
     def _skip_gap(self, source: str, reader: StreamReader) -> None:

@@ -3,6 +3,7 @@
 Pure. A policy comes from somebody's configuration, so a senseless one is refused by field.
 """
 
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -12,11 +13,19 @@ from agentpost.protocol.envelope import AckEvent, Event, TaskAcceptEvent, TaskCr
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import parse_ms
 
-__all__ = ["DeliveryPolicy", "ack_due_at_ms", "in_time", "sla_due_at_ms"]
+__all__ = ["DeliveryPolicy", "GapPolicy", "ack_due_at_ms", "in_time", "sla_due_at_ms"]
 
 _DAY_SECONDS: Final = 86_400
 # An ETA is what another node says: one beyond a year is a black hole with a date on it.
 _LONGEST_ETA_MS: Final = 365 * _DAY_SECONDS * 1000
+
+
+class GapPolicy(StrEnum):
+    """What a reader does about events that are gone, once somebody was told (CUR-4)."""
+
+    WAIT = "wait"  # nothing more is read from that source until an operator decides
+    SKIP = "skip"  # it goes on with what the source has
+    TOMBSTONE = "tombstone"  # the same, and the audit log keeps what is missing
 
 
 class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -38,6 +47,8 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     cursor_copy_every_seconds: int = 900
     cursors_a_copy: int = 1
     cursor_lease_seconds: int = 300  # CUR-5
+    gap_timeout_seconds: int = 30  # CUR-3
+    gap_policy: GapPolicy = GapPolicy.TOMBSTONE  # CUR-4
 
     def __post_init__(self) -> None:
         for field, value, least in (
@@ -53,6 +64,7 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
             ("cursorCopyEverySeconds", self.cursor_copy_every_seconds, 1),
             ("cursorsACopy", self.cursors_a_copy, 1),
             ("cursorLeaseSeconds", self.cursor_lease_seconds, 1),
+            ("gapTimeoutSeconds", self.gap_timeout_seconds, 1),
         ):
             # Written so that NaN, which compares false with everything, is refused too.
             if not least <= value < 2**40:

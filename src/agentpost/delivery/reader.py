@@ -11,12 +11,13 @@ from typing import Final
 
 from agentpost.delivery.frames import Events
 from agentpost.delivery.heads import verify_head
-from agentpost.delivery.intake import Batch, Intake
+from agentpost.delivery.intake import Batch, Intake, read_event
+from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, chain_over
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, Cursor
+from agentpost.store.values import CHAIN_START, AuditEntry, Cursor
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
@@ -24,8 +25,6 @@ __all__ = ["OwnReader", "StreamReader", "Verdict", "is_later_epoch", "signed_hea
 
 _log = logging.getLogger(__name__)
 
-# CUR-3: how long the cursor may stand at a gap before somebody is told.
-_GAP_TIMEOUT_MS: Final = 30_000
 # How far the own cursor may lag behind an outbox that has nothing for local agents.
 _OWN_STEP: Final = 1024
 
@@ -42,8 +41,18 @@ class Verdict(StrEnum):
 class StreamReader:
     """The reader of one source, through whichever link brings it. The cursor decides; nothing is taken twice."""
 
-    def __init__(self, source_node_id: str, *, store: Store, room: RoomView, clock: Clock, intake: Intake) -> None:
+    def __init__(
+        self,
+        source_node_id: str,
+        *,
+        store: Store,
+        room: RoomView,
+        clock: Clock,
+        intake: Intake,
+        policy: DeliveryPolicy | None = None,
+    ) -> None:
         self.source_node_id = source_node_id
+        self._policy = policy or DeliveryPolicy()
         self._store = store
         self._room = room
         self._clock = clock
@@ -67,11 +76,14 @@ class StreamReader:
 
     async def check_gap(self) -> bool:
         """Whether there is a gap that nobody has closed in time; somebody is told of it then (CUR-4)."""
-        if self._gap_since_ms is None or self._clock.monotonic_ms() - self._gap_since_ms < _GAP_TIMEOUT_MS:
+        if self._gap_since_ms is None or self._waited_ms(self._gap_since_ms) < self._policy.gap_timeout_seconds * 1000:
             return False
         at = self.position()
         await self._intake.report("gap", self.source_node_id, afterSeq=at.last_seq if at else 0)
         return True
+
+    def _waited_ms(self, since_ms: int) -> int:
+        return self._clock.monotonic_ms() - since_ms
 
     def allow_skip(self) -> None:
         """Let the source itself begin after what it does not have any more."""
@@ -119,12 +131,29 @@ class StreamReader:
             raws=frame.events,
         )
         await self._intake.take(batch)
+        if may_skip and frame.events and self._policy.gap_policy is GapPolicy.TOMBSTONE:
+            await self._leave_tombstone(after_seq=last_seq, first=frame.events[0])
         if self._gap_since_ms is not None:
             self._gap_since_ms = None
             if not may_skip:
                 # What was missing has come after all. What was skipped has not, and a person has to know.
                 await self._store.close_incident("gap", source, at_ms=self._clock.now_ms())
         return Verdict.TAKEN
+
+    async def _leave_tombstone(self, *, after_seq: int, first: bytes) -> None:
+        """Keep for ever which part of the stream nobody had any more."""
+        found = read_event(first)
+        await self._store.record_audit(
+            [
+                AuditEntry(
+                    at_ms=self._clock.now_ms(),
+                    actor=self._store.node_id,
+                    action="cursor.tombstone",
+                    subject=self.source_node_id,
+                    detail={"afterSeq": after_seq, "beforeSeq": found.seq},
+                )
+            ]
+        )
 
     def _checked_chain(self, frame: Events, head: OutboxHead, chain: bytes, *, may_skip: bool) -> bytes:
         """The stream's chain after the batch, if it is the one that the source signed."""
