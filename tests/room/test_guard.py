@@ -105,7 +105,7 @@ def test_other_unknown_fields_are_refused_too(room: Room) -> None:
 
 @pytest.mark.req("PIPE-6")
 def test_a_payload_in_an_invisible_value_goes_nowhere() -> None:
-    """A value that loses against a concurrent one is neither kept nor passed on."""
+    """A value that loses against a concurrent one is refused like one that wins, and goes nowhere."""
     room = a_populated_room()
     record = {"signedBy": EDGE, "body": "a secret"}
     # Of two that follow the same value, Yjs shows the one of the higher client.
@@ -114,11 +114,23 @@ def test_a_payload_in_an_invisible_value_goes_nowhere() -> None:
     relayed: list[bytes] = []
     room.subscribe(lambda update, _origin: relayed.append(update))
     before = visible(room)["records"]
-    assert room.receive(lost, peer=EDGE) == []
-    assert len(relayed) == 1
-    assert b"secret" not in relayed[0]
+    with refused(Code.WRITE_DENIED):
+        room.receive(lost, peer=EDGE)
+    assert relayed == []
     assert visible(room)["records"] == before
     assert b"secret" not in room.update_since()
+
+
+@pytest.mark.req("ROOM-3")
+def test_a_foreign_write_is_refused_whether_it_is_seen_or_not() -> None:
+    """Which of two concurrent values Yjs shows is chance; who may write a key is not."""
+    room = a_populated_room()
+    before = room.update_since()
+    for client in (1, 2**31, 2**52):
+        value = {"tier": "edge", "status": "online", "signedBy": EDGE, "rev": 1, "sig": "A" * 86}
+        with refused(Code.WRITE_DENIED):
+            room.receive(encode_write(ItemId(client, 0), root="nodes", key=SEED, after=None, value=value), peer=EDGE)
+    assert room.update_since() == before
 
 
 @pytest.mark.req("ROOM-3")

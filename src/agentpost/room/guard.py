@@ -277,9 +277,27 @@ class RoomGuard:
             put(map_name, key, record)
             self._check_count(map_name, record["signedBy"])
             changes.append(change)
+        visible = {record["sig"] for record in records}
+        for item in fresh:
+            if item.value.get("sig") not in visible:
+                self._judge_hidden(item, is_past=is_past)
         for map_name, key, item_id in places:
             self._table.put_item(map_name, key, item_id)
         return Checked(changes, applied.relay, restore)
+
+    def _judge_hidden(self, item: Item, *, is_past: bool) -> None:
+        """Refuse a write that would be refused if Yjs had picked it. It does no harm, as nobody gets to see it; but who
+        may not write a key is thrown out for trying, not for winning.
+
+        One that builds on an older value does not say which key it is for, and is let go.
+        """
+        if item.root is None or item.key is None:
+            return
+        record = check_record(item.root, item.key, item.value)
+        self._verify(item.root, item.key, record, is_past=is_past)
+        present = self._table.get(item.root, item.key)
+        change = Change(item.root, item.key, record, None if is_removed(present) else present)
+        self._judge.check(change, is_past=is_past, is_concurrent=True)
 
     def _verify(self, map_name: str, key: str, record: Record, *, is_past: bool) -> None:
         signer = record["signedBy"]
