@@ -18,7 +18,7 @@ from agentpost.auth.limits import Limits, address_rate, token_rate
 from agentpost.auth.wire import Entry, Whois
 from agentpost.config import Settings, save_settings
 from agentpost.delivery.engine import Engine
-from agentpost.delivery.link import LinkHub
+from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.ports import Runtime
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal

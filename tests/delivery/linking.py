@@ -5,7 +5,8 @@ from pathlib import Path
 
 from agentpost.delivery.frames import Events
 from agentpost.delivery.heads import sign_head
-from agentpost.delivery.link import LinkHub, LinkSession
+from agentpost.delivery.hub import LinkHub
+from agentpost.delivery.link import LinkSession
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import Wakeups

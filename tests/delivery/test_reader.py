@@ -1,11 +1,12 @@
 """What a reader takes, and what it refuses: forged events, ACKs and heads, other epochs, gaps."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from msgspec.structs import replace
 
-from agentpost.delivery.frames import Credit, Events, Hello, Refused, Subscribe, decode_frame, encode_frame
+from agentpost.delivery.frames import Credit, Events, Hello, Ping, Pong, Refused, Subscribe, decode_frame, encode_frame
 from agentpost.delivery.link import LinkSession
 from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.reader import Verdict
@@ -243,3 +244,37 @@ async def test_a_reader_whose_chain_does_not_fit_is_told_so(world: World) -> Non
     refused = decode_frame(answer)
     assert isinstance(refused, Refused)
     assert (refused.code, refused.source) == ("sequence_gap", "node-a")
+
+
+async def test_events_wait_for_the_disk_in_a_lane_and_hold_up_nothing_else(world: World) -> None:
+    """An edge hands a batch over and goes on at once; the batch is taken all the same, and room for more is given."""
+    b = world.nodes["node-b"]
+    session = await _session(b, "node-a")
+    session.frames_to_send()
+    await session.take(encode_frame(a_batch(world, "node-a", "node-b", [a_message(1, seq=1)])))
+    await session.take(encode_frame(Ping()))
+    while b.inbox("bob") == []:  # noqa: ASYNC110 - the lane does not know of this test
+        await asyncio.sleep(0)
+    answers = {type(decode_frame(frame)) for frame in session.frames_to_send()}
+    assert Pong in answers
+    assert answers <= {Credit, Pong}
+
+
+async def test_a_peer_that_sends_more_than_it_was_asked_for_is_cut_off(world: World) -> None:
+    """What waits in a lane is bounded by the credit; what nobody asked for is dropped without a trace."""
+    b = world.nodes["node-b"]
+    session = await _session(b, "node-a")
+    unasked = a_batch(world, "node-m", "node-b", [a_message(1, seq=1, source_node_id="node-m")])
+    await session.take(encode_frame(unasked))
+    batch = a_batch(world, "node-a", "node-b", [a_message(1, seq=1, body="x" * 900_000)])
+    frame = encode_frame(batch)
+
+    async def flood() -> None:
+        for _ in range(20):
+            await session.take(frame)
+
+    with pytest.raises(Refusal) as refused:
+        await flood()
+    assert refused.value.code is Code.RATE_LIMITED
+    assert session.is_closed
+    assert b.store.cursor("node-m") is None

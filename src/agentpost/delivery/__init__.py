@@ -10,6 +10,7 @@ runtimes as interfaces (`ports`) and calls nothing else, so that the simulation 
     mirror      the outboxes of nodes that sleep or cannot be dialled, kept for their readers
     fetch       payloads that were too large for their events, chunk by chunk
     link        one conversation between two gateways: frames in, frames out (`frames`, `heads`)
+    hub         all of them, and which outbox is read through which
     agents      who lives here; the room knows of them
     dispatch    the inbox → the agent, through its runtime → reply and `processed` (`worker`, `lanes`, `turns`)
     pull        the same for agents that fetch their mail themselves

@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from agentpost.delivery.agents import AgentDirectory, LocalAgents
 from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
+from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.incidents import Incidents, StatusDesk
 from agentpost.delivery.keeping import Keeper, RoomCopies
-from agentpost.delivery.link import LinkHub
 from agentpost.delivery.mailroom import Mailroom
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.metrics import DeliveryMetrics, Meter, Tally

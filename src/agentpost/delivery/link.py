@@ -1,4 +1,4 @@
-"""The links of a gateway as sessions without I/O: frames in, frames out, one session for each connection.
+"""One link as a session without I/O: frames in, frames out, one session for each connection. `hub` has all of them.
 
 Either side may have dialled; both subscribe to what they want of the other. A session exists for a peer that proved
 who it is. A frame that breaks a rule ends it: `receive` raises the refusal, `frames_to_send` has the last word for the
@@ -7,13 +7,12 @@ peer, `audit` the entry to record. What was under way is asked for again, from t
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from msgspec import Struct
+from msgspec import Struct, field
 
-from agentpost.delivery.feed import Feed, MirrorFeed, OutboxFeed, SubscriberNotes, WholeFeed
-from agentpost.delivery.fetch import BlobFetcher, serve_chunk
+from agentpost.delivery.feed import Feed, MirrorFeed, OutboxFeed, WholeFeed
+from agentpost.delivery.fetch import serve_chunk
 from agentpost.delivery.frames import (
     LINK_VERSION,
     Chunk,
@@ -30,29 +29,22 @@ from agentpost.delivery.frames import (
     decode_frame,
     encode_frame,
 )
-from agentpost.delivery.intake import Intake
-from agentpost.delivery.making import EventMaker
-from agentpost.delivery.mirror import MirrorKeeper, choose
-from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
-from agentpost.delivery.ports import RoomView, Wakeups
-from agentpost.delivery.reader import OwnReader, StreamReader, Verdict
+from agentpost.delivery.mirror import MirrorKeeper
+from agentpost.delivery.reader import StreamReader, Verdict
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.snapshot import NodeTier
-from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, AuditEntry
-from agentpost.tasks import TaskOwner
-from agentpost.world import Clock
 
-__all__ = ["PING_EVERY_SECONDS", "LinkHub", "LinkSession"]
+if TYPE_CHECKING:
+    from agentpost.delivery.hub import LinkHub
+
+__all__ = ["PING_EVERY_SECONDS", "Key", "LinkSession"]
 
 PING_EVERY_SECONDS: Final = 10.0
 _SILENT_FOR_MS: Final = 30_000
 # How much of one subscription may be under way to us.
 _CREDIT_BYTES: Final = 4 * 1024 * 1024
-# The feed of an honest peer has a few batches under way; see `feed`.
-_MOST_IN_A_LANE: Final = 64
-# How long somebody is not asked again for an outbox that it could not give as its owner signed it.
-_DISTRUST_MS: Final = 300_000
+# An honest peer has at most its credit under way, and the rest of the event that goes beyond it.
+_MOST_LANE_BYTES: Final = 2 * _CREDIT_BYTES
 # What says that the other side is at fault, and not this gateway's disk.
 _BLAMED: Final = frozenset(
     {Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED, Code.SEQUENCE_GAP}
@@ -62,177 +54,8 @@ _BLAMED: Final = frozenset(
 _CHUNKS_AT_ONCE: Final = 4
 _MOST_CHUNKS_ASKED: Final = 1024
 
-_Key = tuple[str, bool]
-
-
-class LinkHub:
-    """The open sessions of a gateway, and what is read through which of them. `start` it once, `close` it once."""
-
-    def __init__(
-        self,
-        store: Store,
-        room: RoomView,
-        *,
-        signing: Ed25519PrivateKey,
-        maker: EventMaker,
-        clock: Clock,
-        wakeups: Wakeups,
-        tier: NodeTier,
-        policy: DeliveryPolicy | None = None,
-    ) -> None:
-        policy = policy or DeliveryPolicy()
-        self.store = store
-        self.room = room
-        self.clock = clock
-        self.signing = signing
-        self.notes = SubscriberNotes(store, clock=clock, lease_seconds=policy.cursor_lease_seconds)
-        self.fetcher = BlobFetcher(
-            store, clock=clock, wakeups=wakeups, links_for=self._links_for, on_complete=self._blob_came
-        )
-        self.intake = Intake(
-            store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
-        )
-        # CUR-4: whether to go on, after the incident, without what its source does not have any more, or to wait.
-        self._policy = policy
-        self._is_mirror = tier is NodeTier.BACKBONE
-        self.tasks = TaskOwner("links")
-        self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self.tasks)
-        self._sessions: list[LinkSession] = []
-        self._readers: dict[str, StreamReader] = {}
-        self._mirrors: dict[str, MirrorKeeper] = {}
-        self._chosen: dict[_Key, LinkSession] = {}
-        self._distrusted: dict[tuple[str, str], int] = {}
-        self._members: frozenset[tuple[str, NodeTier]] = frozenset()
-        wakeups.listen(outbox=self._outbox_grew)
-
-    @property
-    def sessions(self) -> tuple["LinkSession", ...]:
-        return tuple(self._sessions)
-
-    def start(self) -> None:
-        """Begin with what is here already: local mail, and payloads that were not all fetched."""
-        self.own.start()
-        self.fetcher.want_backlog()
-
-    async def close(self) -> None:
-        for session in self.sessions:
-            session.close()
-        await self.tasks.close()
-
-    def open(self, peer_node_id: str, *, on_wake: Callable[[], None]) -> "LinkSession":
-        """A session with a peer that proved who it is. `on_wake` is called when it has something to send."""
-        session = LinkSession(self, peer_node_id, on_wake)
-        self._sessions.append(session)
-        return session
-
-    def room_changed(self) -> None:
-        """Somebody joined or was revoked, perhaps: end the links of those who are out (ROOM-6), and choose anew."""
-        members = frozenset((node_id, node.tier) for node_id, node in self.room.snapshot().nodes.items())
-        if members == self._members:
-            return
-        self._members = members
-        for session in self.sessions:
-            if self.room.signing_key(session.peer) is None:
-                session.refuse(Refusal(Code.NODE_REVOKED, f"the node {session.peer} was revoked"))
-        self.choose()
-
-    # What is read, and from whom
-
-    def reader(self, source: str, *, is_whole: bool) -> StreamReader | MirrorKeeper:
-        if not is_whole:
-            if source not in self._readers:
-                self._readers[source] = StreamReader(
-                    source,
-                    store=self.store,
-                    room=self.room,
-                    clock=self.clock,
-                    intake=self.intake,
-                    policy=self._policy,
-                )
-            return self._readers[source]
-        if source not in self._mirrors:
-            self._mirrors[source] = MirrorKeeper(
-                source,
-                store=self.store,
-                room=self.room,
-                clock=self.clock,
-                intake=self.intake,
-                on_kept=self._mirror_grew,
-                on_blobs=self.fetcher.want,
-            )
-        return self._mirrors[source]
-
-    def choose(self) -> None:
-        """Decide anew from whom each outbox is read. Called when a link or a node comes or goes."""
-        links = [session for session in self._sessions if session.is_open]
-        sources = {*self.room.snapshot().nodes, *(link.peer for link in links)} - {self.store.node_id}
-        now_ms = self.clock.monotonic_ms()
-        self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now_ms}
-        for source in sorted(sources):
-            trusted = [link for link in links if (link.peer, source) not in self._distrusted]
-            for key in ((source, False), (source, True)) if self._is_mirror else ((source, False),):
-                current = self._chosen.get(key)
-                best = choose(source, trusted, self.room, current=current)
-                if best is current:
-                    continue
-                if current is not None:
-                    current.unsubscribe(key)
-                    del self._chosen[key]
-                if best is not None:
-                    self._chosen[key] = best
-                    best.subscribe(key)
-
-    def distrust(self, session: "LinkSession", source: str) -> None:
-        """Ask somebody else for this outbox for a while; there may be nobody else."""
-        self._distrusted[session.peer, source] = self.clock.monotonic_ms() + _DISTRUST_MS
-        self.choose()
-
-    async def tick(self) -> None:
-        """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""
-        self.fetcher.tick()
-        if any(until <= self.clock.monotonic_ms() for until in self._distrusted.values()):
-            self.choose()
-        for source, reader in tuple(self._readers.items()):
-            has_gap = await reader.check_gap()
-            if has_gap and self._policy.gap_policy is not GapPolicy.WAIT and (source, False) not in self._chosen:
-                self._skip_gap(source, reader)
-
-    def _skip_gap(self, source: str, reader: StreamReader) -> None:
-        """Nobody has what is missing, its source least of all: go on with what the source has."""
-        direct = next((link for link in self._sessions if link.is_open and link.peer == source), None)
-        if direct is not None:
-            reader.allow_skip()
-            self._distrusted.pop((source, source), None)
-            self._chosen[source, False] = direct
-            direct.subscribe((source, False), skip=True)
-
-    def opened(self) -> None:
-        self.choose()
-        self.fetcher.link_came()
-
-    def drop(self, session: "LinkSession") -> None:
-        if session in self._sessions:
-            self._sessions.remove(session)
-            self._chosen = {key: chosen for key, chosen in self._chosen.items() if chosen is not session}
-            self.choose()
-            self.fetcher.link_went(session)
-
-    def _links_for(self, source: str) -> list["LinkSession"]:
-        links = [session for session in self._sessions if session.is_open]
-        direct = [link for link in links if link.peer == source]
-        return direct + [link for link in links if link.peer != source and self.room.is_backbone(link.peer)]
-
-    def _blob_came(self, sha256: str) -> None:
-        for session in self._sessions:
-            session.blob_came(sha256)
-
-    def _outbox_grew(self) -> None:
-        for session in self._sessions:
-            session.wake(self.store.node_id)
-
-    def _mirror_grew(self, source: str, readers: frozenset[str]) -> None:
-        for session in self._sessions:
-            session.wake(source, is_for_reader=session.peer in readers)
+# The outbox of a node, and whether all of it is meant or only what is for the reader.
+Key = tuple[str, bool]
 
 
 class _Subscription(Struct, kw_only=True):
@@ -243,10 +66,17 @@ class _Subscription(Struct, kw_only=True):
     asked_anew_at: int | None = None
 
 
+class _Lane(Struct, kw_only=True):
+    """Batches of one subscription that wait for the disk, and how much that is with the one that is being written."""
+
+    frames: deque[tuple[Events, int]] = field(default_factory=deque[tuple[Events, int]])
+    size_bytes: int = 0
+
+
 class LinkSession:
     """One connection of one peer. Made by `LinkHub.open`."""
 
-    def __init__(self, hub: LinkHub, peer: str, on_wake: Callable[[], None]) -> None:
+    def __init__(self, hub: "LinkHub", peer: str, on_wake: Callable[[], None]) -> None:
         self.peer = peer
         # Whether the peer has said hello, and the session has not ended.
         self.is_open = False
@@ -259,12 +89,12 @@ class LinkSession:
         self._chunks_asked: deque[GetChunk] = deque()
         # What the peer asked for and is on its way here: a mirror may hand an event on before its payload is there.
         self._chunks_awaited: list[GetChunk] = []
-        self._feeds: dict[_Key, Feed] = {}
+        self._feeds: dict[Key, Feed] = {}
         # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
-        self._awake: dict[_Key, None] = {}
-        self._reading: dict[_Key, _Subscription] = {}
+        self._awake: dict[Key, None] = {}
+        self._reading: dict[Key, _Subscription] = {}
         # Events that came and are not on the disk yet.
-        self._lanes: dict[_Key, deque[Events]] = {}
+        self._lanes: dict[Key, _Lane] = {}
         self._heard_at_ms = hub.clock.monotonic_ms()
         self._is_closed = False
 
@@ -299,7 +129,7 @@ class LinkSession:
         try:
             found = decode_frame(frame)
             if isinstance(found, Events) and self.is_open:
-                self._put_in_lane(found)
+                self._put_in_lane(found, len(frame))
             else:
                 await self._receive(found)
         except Refusal as refusal:
@@ -308,26 +138,32 @@ class LinkSession:
         # A credit, say, lets more be sent.
         self._on_wake()
 
-    def _put_in_lane(self, frame: Events) -> None:
+    def _put_in_lane(self, frame: Events, size_bytes: int) -> None:
         key = (frame.source, frame.whole)
+        if key not in self._reading:
+            return  # it was under way when somebody else was asked
         lane = self._lanes.get(key)
-        if lane is not None:
-            if len(lane) >= _MOST_IN_A_LANE:
-                raise Refusal(Code.RATE_LIMITED, f"{self.peer} sends more of {frame.source} than it was asked for")
-            lane.append(frame)
-            return
-        self._lanes[key] = deque([frame])
-        self._hub.tasks.spawn(self._work_lane(key), name=f"{frame.source} from {self.peer}")
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
+            self._hub.tasks.spawn(self._work_lane(key, lane), name=f"{frame.source} from {self.peer}")
+        lane.size_bytes += size_bytes
+        if lane.size_bytes > _MOST_LANE_BYTES:
+            raise Refusal(Code.RATE_LIMITED, f"{self.peer} sends more of {frame.source} than it was asked for")
+        lane.frames.append((frame, size_bytes))
 
-    async def _work_lane(self, key: _Key) -> None:
-        lane = self._lanes[key]
+    async def _work_lane(self, key: Key, lane: "_Lane") -> None:
         try:
-            while lane and not self._is_closed:
-                await self._take(lane[0])
-                lane.popleft()
+            while lane.frames and not self._is_closed:
+                frame, size_bytes = lane.frames.popleft()
+                await self._take(frame)
+                lane.size_bytes -= size_bytes
                 self._on_wake()
         except Refusal as refusal:
             self.refuse(refusal)
+        except Exception:
+            # The cursor stands before this frame: the next link asks for it again.
+            self.refuse(Refusal(Code.UNAVAILABLE, f"what {self.peer} sent could not be taken"))
+            raise
         finally:
             del self._lanes[key]
 
@@ -391,12 +227,12 @@ class LinkSession:
 
     # What the hub asks of it
 
-    def subscribe(self, key: _Key, *, skip: bool = False) -> None:
+    def subscribe(self, key: Key, *, skip: bool = False) -> None:
         """Read an outbox over this link from now on."""
         self._reading[key] = _Subscription(reader=self._hub.reader(key[0], is_whole=key[1]))
         self._ask(key, skip=skip)
 
-    def unsubscribe(self, key: _Key) -> None:
+    def unsubscribe(self, key: Key) -> None:
         if self._reading.pop(key, None) is not None:
             self._send(Unsubscribe(source=key[0], whole=key[1]))
 
@@ -550,7 +386,7 @@ class LinkSession:
             reader.note_gap()
         self._hub.distrust(self, refused.source)
 
-    def _ask(self, key: _Key, *, skip: bool = False) -> None:
+    def _ask(self, key: Key, *, skip: bool = False) -> None:
         at = self._reading[key].reader.position()
         source, is_whole = key
         self._send(
@@ -565,7 +401,7 @@ class LinkSession:
         )
         self._send(self._credit_for(key))
 
-    def _credit_for(self, key: _Key) -> Credit:
+    def _credit_for(self, key: Key) -> Credit:
         return Credit(source=key[0], through_seq=_seq_of(self._reading[key]), bytes=_CREDIT_BYTES, whole=key[1])
 
     def _send(self, frame: Frame) -> None:
@@ -573,7 +409,7 @@ class LinkSession:
             self._queue.append(encode_frame(frame))
             self._on_wake()
 
-    def _queue_refused(self, refusal: Refusal, key: _Key | None) -> None:
+    def _queue_refused(self, refusal: Refusal, key: Key | None) -> None:
         source, is_whole = key or (None, False)
         message = refusal.message[:500]
         self._queue.append(

@@ -13,7 +13,7 @@ from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.publish import Publisher
 from agentpost.delivery.sealing import Sealer
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent
+from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType, Kind, Priority
@@ -176,8 +176,3 @@ def _subject(open_content: Callable[[Event], Content], event: Event) -> tuple[st
 
 def _priority(event: Event) -> Priority:
     return event.payload.priority if isinstance(event, MessageEvent | TaskCreateEvent) else Priority.NORMAL
-
-
-def is_answerable(event: Event) -> bool:
-    """Whether an agent may answer this event."""
-    return isinstance(event, MessageEvent | ReplyEvent | TaskCreateEvent)

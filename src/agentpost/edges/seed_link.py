@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from agentpost.auth.challenge import is_granted_by, make_proof
 from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, Challenge, ExchangeRequest, Grant
-from agentpost.delivery.link import LinkHub
+from agentpost.delivery.hub import LinkHub
 from agentpost.edges.link.dial import keep_link
 from agentpost.gateway import Gateway
 from agentpost.protocol.backoff import RetryPolicy, next_delay_seconds

@@ -6,7 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from agentpost.delivery.link import PING_EVERY_SECONDS, LinkHub, LinkSession
+from agentpost.delivery.hub import LinkHub
+from agentpost.delivery.link import PING_EVERY_SECONDS, LinkSession
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Refusal
 from agentpost.tasks import TaskOwner

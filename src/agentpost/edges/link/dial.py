@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from agentpost.auth.wire import Grant
 from agentpost.delivery.frames import MAX_FRAME_BYTES
-from agentpost.delivery.link import LinkHub
+from agentpost.delivery.hub import LinkHub
 from agentpost.edges.link.carry import LinkConnection
 from agentpost.edges.link.serve import LINK_PATH
 from agentpost.gateway import Gateway

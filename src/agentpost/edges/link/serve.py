@@ -10,7 +10,7 @@ from typing import Final
 from litestar.types import Receive, Send
 
 from agentpost.auth.wire import Entry
-from agentpost.delivery.link import LinkHub
+from agentpost.delivery.hub import LinkHub
 from agentpost.edges.link.carry import LinkConnection
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal

@@ -1,0 +1,199 @@
+"""The links of one gateway: which are open, and which of them each outbox is read through. No I/O.
+
+A source is read over a direct link if there is one, else through a seed that mirrors it; when a link comes or goes, or
+somebody could not give an outbox as its owner signed it, the choice is made anew. What a session says is in `link`.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agentpost.delivery.feed import SubscriberNotes
+from agentpost.delivery.fetch import BlobFetcher
+from agentpost.delivery.intake import Intake
+from agentpost.delivery.link import Key, LinkSession
+from agentpost.delivery.making import EventMaker
+from agentpost.delivery.mirror import MirrorKeeper, choose
+from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
+from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.delivery.reader import OwnReader, StreamReader
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.interface import Store
+from agentpost.tasks import TaskOwner
+from agentpost.world import Clock
+
+__all__ = ["LinkHub"]
+
+# How long somebody is not asked again for an outbox that it could not give as its owner signed it.
+_DISTRUST_MS: Final = 300_000
+
+
+class LinkHub:
+    """The open sessions of a gateway, and what is read through which of them. `start` it once, `close` it once."""
+
+    def __init__(
+        self,
+        store: Store,
+        room: RoomView,
+        *,
+        signing: Ed25519PrivateKey,
+        maker: EventMaker,
+        clock: Clock,
+        wakeups: Wakeups,
+        tier: NodeTier,
+        policy: DeliveryPolicy | None = None,
+    ) -> None:
+        policy = policy or DeliveryPolicy()
+        self.store = store
+        self.room = room
+        self.clock = clock
+        self.signing = signing
+        self.notes = SubscriberNotes(store, clock=clock, lease_seconds=policy.cursor_lease_seconds)
+        self.fetcher = BlobFetcher(
+            store, clock=clock, wakeups=wakeups, links_for=self._links_for, on_complete=self._blob_came
+        )
+        self.intake = Intake(
+            store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
+        )
+        self._policy = policy
+        self._is_mirror = tier is NodeTier.BACKBONE
+        self.tasks = TaskOwner("links")
+        self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self.tasks)
+        self._sessions: list[LinkSession] = []
+        self._readers: dict[str, StreamReader] = {}
+        self._mirrors: dict[str, MirrorKeeper] = {}
+        self._chosen: dict[Key, LinkSession] = {}
+        self._distrusted: dict[tuple[str, str], int] = {}
+        self._members: frozenset[tuple[str, NodeTier]] = frozenset()
+        wakeups.listen(outbox=self._outbox_grew)
+
+    @property
+    def sessions(self) -> tuple[LinkSession, ...]:
+        return tuple(self._sessions)
+
+    def start(self) -> None:
+        """Begin with what is here already: local mail, and payloads that were not all fetched."""
+        self.own.start()
+        self.fetcher.want_backlog()
+
+    async def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        await self.tasks.close()
+
+    def open(self, peer_node_id: str, *, on_wake: Callable[[], None]) -> LinkSession:
+        """A session with a peer that proved who it is. `on_wake` is called when it has something to send."""
+        session = LinkSession(self, peer_node_id, on_wake)
+        self._sessions.append(session)
+        return session
+
+    def room_changed(self) -> None:
+        """Somebody joined or was revoked, perhaps: end the links of those who are out (ROOM-6), and choose anew."""
+        members = frozenset((node_id, node.tier) for node_id, node in self.room.snapshot().nodes.items())
+        if members == self._members:
+            return
+        self._members = members
+        for session in self.sessions:
+            if self.room.signing_key(session.peer) is None:
+                session.refuse(Refusal(Code.NODE_REVOKED, f"the node {session.peer} was revoked"))
+        self.choose()
+
+    # What is read, and from whom
+
+    def reader(self, source: str, *, is_whole: bool) -> StreamReader | MirrorKeeper:
+        if not is_whole:
+            if source not in self._readers:
+                self._readers[source] = StreamReader(
+                    source,
+                    store=self.store,
+                    room=self.room,
+                    clock=self.clock,
+                    intake=self.intake,
+                    policy=self._policy,
+                )
+            return self._readers[source]
+        if source not in self._mirrors:
+            self._mirrors[source] = MirrorKeeper(
+                source,
+                store=self.store,
+                room=self.room,
+                clock=self.clock,
+                intake=self.intake,
+                on_kept=self._mirror_grew,
+                on_blobs=self.fetcher.want,
+            )
+        return self._mirrors[source]
+
+    def choose(self) -> None:
+        """Decide anew from whom each outbox is read. Called when a link or a node comes or goes."""
+        links = [session for session in self._sessions if session.is_open]
+        sources = {*self.room.snapshot().nodes, *(link.peer for link in links)} - {self.store.node_id}
+        now_ms = self.clock.monotonic_ms()
+        self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now_ms}
+        for source in sorted(sources):
+            trusted = [link for link in links if (link.peer, source) not in self._distrusted]
+            for key in ((source, False), (source, True)) if self._is_mirror else ((source, False),):
+                current = self._chosen.get(key)
+                best = choose(source, trusted, self.room, current=current)
+                if best is current:
+                    continue
+                if current is not None:
+                    current.unsubscribe(key)
+                    del self._chosen[key]
+                if best is not None:
+                    self._chosen[key] = best
+                    best.subscribe(key)
+
+    def distrust(self, session: LinkSession, source: str) -> None:
+        """Ask somebody else for this outbox for a while; there may be nobody else."""
+        self._distrusted[session.peer, source] = self.clock.monotonic_ms() + _DISTRUST_MS
+        self.choose()
+
+    async def tick(self) -> None:
+        """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""
+        self.fetcher.tick()
+        if any(until <= self.clock.monotonic_ms() for until in self._distrusted.values()):
+            self.choose()
+        for source, reader in tuple(self._readers.items()):
+            has_gap = await reader.check_gap()
+            if has_gap and self._policy.gap_policy is not GapPolicy.WAIT and (source, False) not in self._chosen:
+                self._skip_gap(source, reader)
+
+    def _skip_gap(self, source: str, reader: StreamReader) -> None:
+        """Nobody has what is missing, its source least of all: go on with what the source has."""
+        direct = next((link for link in self._sessions if link.is_open and link.peer == source), None)
+        if direct is not None:
+            reader.allow_skip()
+            self._distrusted.pop((source, source), None)
+            self._chosen[source, False] = direct
+            direct.subscribe((source, False), skip=True)
+
+    def opened(self) -> None:
+        self.choose()
+        self.fetcher.link_came()
+
+    def drop(self, session: LinkSession) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+            self._chosen = {key: chosen for key, chosen in self._chosen.items() if chosen is not session}
+            self.choose()
+            self.fetcher.link_went(session)
+
+    def _links_for(self, source: str) -> list[LinkSession]:
+        links = [session for session in self._sessions if session.is_open]
+        direct = [link for link in links if link.peer == source]
+        return direct + [link for link in links if link.peer != source and self.room.is_backbone(link.peer)]
+
+    def _blob_came(self, sha256: str) -> None:
+        for session in self._sessions:
+            session.blob_came(sha256)
+
+    def _outbox_grew(self) -> None:
+        for session in self._sessions:
+            session.wake(self.store.node_id)
+
+    def _mirror_grew(self, source: str, readers: frozenset[str]) -> None:
+        for session in self._sessions:
+            session.wake(source, is_for_reader=session.peer in readers)
