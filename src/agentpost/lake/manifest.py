@@ -1,7 +1,7 @@
 """What is said of a sealed segment: which part of which outbox it is, the chain around it, and who vouches for it.
 
-Pure. A segment counts as sealed once its manifest is there. Manifests are named by their first seq, and a segment begins
-where the one before ended, so there are never two for a range.
+Pure. A segment counts as sealed once its manifest is there. Manifests are named by their first seq, and a segment
+begins where the one before ended, so there are never two for a range.
 """
 
 from typing import Annotated, Final

@@ -29,7 +29,7 @@ SEGMENT: Final = pa.schema(
         pa.field("corr_id", _text, nullable=False),
         pa.field("created_us", _time_us, nullable=False),
         pa.field("expires_us", _time_us),
-        # Whom it is delivered to, agent by agent, and the gateway that engages each ("" where the event leaves it open).
+        # Whom it is delivered to, agent by agent, and the gateway that engages each ("" where that is open).
         # Empty for what has no delivery: acks, signals, dead letters.
         pa.field("to_agents", _texts, nullable=False),
         pa.field("to_nodes", _texts, nullable=False),
@@ -63,7 +63,7 @@ SEGMENT: Final = pa.schema(
         pa.field("failure_class", _text),
         pa.field("ended_us", _time_us),  # task_complete, task_failed, dead_letter: when, as they say
         pa.field("signal", _text),
-        # The hours since 1970 that the ids say they were made in (their ULIDs hold it; 0 if they do not): what speaks of
+        # The hours since 1970 in which the ids were made, as their ULIDs say (0 if they do not): what speaks of
         # one event, or of one task, falls into one hour, whenever and wherever it was said.
         pa.field("event_hour", pa.int32(), nullable=False),
         pa.field("ref_hour", pa.int32()),
@@ -74,7 +74,7 @@ SEGMENT: Final = pa.schema(
     ]
 )
 
-# What the pipeline has to know besides the outboxes, as it changed over time. `value` is a JSON object.
+# What else the pipeline has to know, as it changed over time. `value` is a JSON object.
 FACTS: Final = pa.schema(
     [
         pa.field("at_us", _time_us, nullable=False),
