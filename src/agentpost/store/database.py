@@ -10,6 +10,7 @@ failed one cannot (`Refusal` with `storage_failed`).
 import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -19,15 +20,22 @@ import apsw
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.queries import migrations
 
-__all__ = ["ConstraintViolated", "Database", "Row", "check_sqlite_version"]
+__all__ = ["ConstraintViolated", "Database", "FileKind", "Row", "check_sqlite_version"]
 
 # Before 3.51.3 a WAL reset could corrupt the database.
 _OLDEST_SQLITE: Final = (3, 51, 3)
-_APPLICATION_ID: Final = 0x61675074  # "agPt"
 _BUSY_TIMEOUT_MS: Final = 5_000
 _LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
+_SHARED_CHECKPOINT_PAGES: Final = 1_000
 
 Row = tuple[Any, ...]
+
+
+class FileKind(Enum):
+    """What a database file is for, as its header says; the name is what a user calls it."""
+
+    GATEWAY = (0x61675074, "a gateway's home")  # "agPt"
+    MAILBOX = (0x61674D62, "a mailbox")  # "agMb"
 
 
 class ConstraintViolated(Exception):  # noqa: N818 - reads as what happened
@@ -46,8 +54,9 @@ def check_sqlite_version(version: str) -> None:
 class Database:
     """A connection. Used by one thread at a time."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, kind: FileKind = FileKind.GATEWAY) -> None:
         self._connection = connection
+        self._kind = kind
         # Grows with everything that is, or is about to be, written.
         self.writes = 0
 
@@ -66,6 +75,23 @@ class Database:
         return database
 
     @classmethod
+    def open_shared(cls, path: Path, kind: FileKind, *, busy_timeout_ms: int, vfs: str | None = None) -> "Database":
+        """A connection that may write a file which other processes write as well; each waits for its turn."""
+        check_sqlite_version(apsw.sqlite_lib_version())
+        with translated:
+            connection = apsw.Connection(str(path), vfs=vfs, statementcachesize=200)
+        database = cls(connection, kind)
+        try:
+            database._prepare(path, "FULL", busy_timeout_ms=busy_timeout_ms)
+            # Nobody owns the file, so whoever makes its log long moves it over.
+            with translated:
+                connection.wal_autocheckpoint(_SHARED_CHECKPOINT_PAGES)
+        except BaseException:
+            database.abandon()
+            raise
+        return database
+
+    @classmethod
     def open_reader(cls, path: Path, *, vfs: str | None = None) -> "Database":
         """A connection that only reads; it never waits for the writer, nor the writer for it."""
         with translated:
@@ -74,12 +100,14 @@ class Database:
             connection.pragma("query_only", True)
         return cls(connection)
 
-    def _prepare(self, path: Path, synchronous: str) -> None:
+    def _prepare(self, path: Path, synchronous: str, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS) -> None:
         connection = self._connection
         with translated:
-            connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+            connection.set_busy_timeout(busy_timeout_ms)
             if not self._is_ours_or_new():
-                raise Refusal(Code.STORAGE_CORRUPT, f"{path} is a database of another program")
+                raise Refusal(
+                    Code.STORAGE_CORRUPT, f"{path} is a database of another program, not {self._kind.value[1]}"
+                )
             if connection.pragma("journal_mode", "wal") != "wal":
                 raise Refusal(Code.UNAVAILABLE, f"{path} is on a file system that cannot hold a WAL database")
             connection.pragma("synchronous", synchronous)
@@ -88,27 +116,28 @@ class Database:
             connection.wal_autocheckpoint(0)
 
     def _is_ours_or_new(self) -> bool:
+        # In this order: another process may be filling the file, and writes its id with the tables.
+        is_empty = self.value("SELECT count(*) FROM sqlite_schema") == 0
         application_id = self._connection.pragma("application_id")
         # Most programs leave the id at 0: what has it and is not empty is somebody's.
-        return application_id == _APPLICATION_ID or (
-            application_id == 0 and self.value("SELECT count(*) FROM sqlite_schema") == 0
-        )
+        return application_id == self._kind.value[0] or (application_id == 0 and is_empty)
 
     def migrate(self, scripts: Sequence[str] | None = None) -> None:
         """Bring the database to the schema of this version, each step in one transaction."""
         scripts = migrations() if scripts is None else scripts
-        found = self.schema_version()
-        if found > len(scripts):
-            raise Refusal(
-                Code.SCHEMA_TOO_NEW,
-                f"this home has schema {found}; this agentpost knows {len(scripts)} and must not touch it",
-            )
-        for version in range(found + 1, len(scripts) + 1):
+        while (found := self.schema_version()) != len(scripts):
+            if found > len(scripts):
+                raise Refusal(
+                    Code.SCHEMA_TOO_NEW,
+                    f"this file has schema {found}; this agentpost knows {len(scripts)} and must not touch it",
+                )
             self.begin()
             try:
-                self.run(scripts[version - 1])
-                self.run(f"PRAGMA application_id = {_APPLICATION_ID}")
-                self.run(f"PRAGMA user_version = {version}")
+                # Another process may have been faster.
+                if self.schema_version() == found:
+                    self.run(scripts[found])
+                    self.run(f"PRAGMA application_id = {self._kind.value[0]}")
+                    self.run(f"PRAGMA user_version = {found + 1}")
                 self.commit()
             except BaseException:
                 self.rollback()

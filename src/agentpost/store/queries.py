@@ -5,14 +5,15 @@ from importlib import resources
 from types import SimpleNamespace
 from typing import Final
 
-__all__ = ["SQL", "migrations"]
+__all__ = ["SQL", "load_statements", "migrations"]
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def _load() -> SimpleNamespace:
+def load_statements(package: str) -> SimpleNamespace:
+    """The statements of a package's `sql` folder, by name."""
     statements: dict[str, str] = {}
-    for file in sorted(resources.files("agentpost.store").joinpath("sql").iterdir(), key=lambda f: f.name):
+    for file in sorted(resources.files(package).joinpath("sql").iterdir(), key=lambda f: f.name):
         parts = _NAME.split(file.read_text("utf-8"))
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in statements:
@@ -21,11 +22,11 @@ def _load() -> SimpleNamespace:
     return SimpleNamespace(**statements)
 
 
-def migrations() -> list[str]:
+def migrations(package: str = "agentpost.store") -> list[str]:
     """The scripts that lead from an empty file to the schema of this version, in order."""
-    folder = resources.files("agentpost.store").joinpath("migrations")
+    folder = resources.files(package).joinpath("migrations")
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda f: f.name)
     return [file.read_text("utf-8") for file in files]
 
 
-SQL: Final = _load()
+SQL: Final = load_statements("agentpost.store")

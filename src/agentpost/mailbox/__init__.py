@@ -1,0 +1,9 @@
+"""The mailbox protocol (MBX-1..11): messages for sessions, each handed out, then acknowledged or tried again.
+
+- `interface`  what a mailbox can do, whatever carries it
+- `file`       in a file that several processes use at once, without a daemon; what the other transports serve
+- `worker`     the thread that runs the work on the file, many pieces in one transaction
+- `book`       the operations themselves, inside a transaction
+- `picking`    which message is next
+- `memory`     the same in memory
+"""

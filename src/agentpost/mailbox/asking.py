@@ -1,0 +1,54 @@
+"""What may be asked of a mailbox at all: names, sizes, times. Every implementation refuses the rest the same way."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from agentpost.mailbox.interface import MAX_BATCH, MAX_PAGE
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import MAX_MESSAGE_BYTES, MailboxMessage, encode_message
+
+__all__ = ["check_batch", "check_extension", "check_messages", "check_name", "check_page"]
+
+MAX_NAME_BYTES: Final = 64 * 1024
+MAX_EXTENSION_SECONDS: Final = 86_400
+
+
+def check_messages(messages: Sequence[MailboxMessage]) -> None:
+    check_batch(len(messages))
+    for message in messages:
+        for field, name in (("msg_id", message.msg_id), ("from", message.sender), ("to", message.to)):
+            check_name(name, field)
+        try:
+            size = len(encode_message(message))
+        except (UnicodeEncodeError, TypeError):
+            raise Refusal(Code.INVALID_FIELD, "the message cannot be written as JSON", field="payload") from None
+        if size > MAX_MESSAGE_BYTES:
+            raise Refusal(Code.TOO_LARGE, f"{size} bytes are more than the {MAX_MESSAGE_BYTES} a message may have")
+
+
+def check_name(name: str, field: str) -> None:
+    """Refuse what is no name: nothing, too much, or text that is not Unicode. Anything else is one (MBX-11)."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise Refusal(Code.INVALID_FIELD, f"{field} is not Unicode text", field=field) from None
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise Refusal(Code.INVALID_FIELD, f"{field} must have 1 to {MAX_NAME_BYTES} bytes, not {size}", field=field)
+
+
+def check_batch(count: int) -> None:
+    if not 1 <= count <= MAX_BATCH:
+        raise Refusal(Code.INVALID_FIELD, f"1 to {MAX_BATCH} messages at a time, not {count}", field="limit")
+
+
+def check_page(limit: int) -> None:
+    if not 1 <= limit <= MAX_PAGE:
+        raise Refusal(Code.INVALID_FIELD, f"limit must be between 1 and {MAX_PAGE}", field="limit")
+
+
+def check_extension(seconds: float) -> None:
+    if not (math.isfinite(seconds) and 0 < seconds <= MAX_EXTENSION_SECONDS):
+        raise Refusal(
+            Code.INVALID_FIELD, f"seconds must be more than 0 and at most {MAX_EXTENSION_SECONDS}", field="seconds"
+        )

@@ -1,0 +1,169 @@
+"""A mailbox in a file: no daemon, several processes at once, durable before a call returns (MBX-9, MBX-10).
+
+async with FileMailbox.open("mail.db") as mailbox:
+    await mailbox.enqueue(message)
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from agentpost.mailbox import asking
+from agentpost.mailbox.book import Book
+from agentpost.mailbox.interface import MAX_PAGE, MailboxPolicy
+from agentpost.mailbox.worker import Worker
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import DeadLetterEntry, EnqueueAck, MailboxMessage, MessageSummary
+from agentpost.store.database import Database, FileKind
+from agentpost.store.queries import migrations
+from agentpost.world import Clock, SystemClock
+
+__all__ = ["FileMailbox"]
+
+T = TypeVar("T")
+
+# A turn takes a few milliseconds; who has not had one after this long has met a stopped process.
+_LONGEST_WAIT_MS: Final = 60_000
+# Other processes tell nobody that they enqueued something: who waits for a message looks this often.
+_LOOK_EVERY_SECONDS: Final = 0.1
+_FORGET_EVERY_CALLS: Final = 1_000
+
+
+class FileMailbox:
+    """One process's way to a mailbox file."""
+
+    def __init__(self, database: Database, *, policy: MailboxPolicy, clock: Clock) -> None:
+        self._book = Book(database, policy)
+        self._clock = clock
+        self._database = database
+        self._worker = Worker(database)
+        self._news = asyncio.Condition()
+        self._calls = 0
+
+    @classmethod
+    def open(cls, path: str | Path, *, policy: MailboxPolicy | None = None, clock: Clock | None = None) -> Self:
+        """Open a mailbox file, or make one that only its owner can read."""
+        path = Path(path)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its log and shared memory the mode of the file.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise Refusal(Code.STORAGE_FAILED, f"the mailbox {path} cannot be opened: {error.strerror}") from None
+        database = Database.open_shared(path, FileKind.MAILBOX, busy_timeout_ms=_LONGEST_WAIT_MS)
+        try:
+            database.migrate(migrations("agentpost.mailbox"))
+        except BaseException:
+            database.abandon()
+            raise
+        return cls(database, policy=policy or MailboxPolicy(), clock=clock or SystemClock())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def enqueue(self, message: MailboxMessage) -> EnqueueAck:
+        return (await self.enqueue_many([message]))[0]
+
+    async def enqueue_many(self, messages: Sequence[MailboxMessage]) -> list[EnqueueAck]:
+        asking.check_messages(messages)
+        acks = await self._run(lambda now_ms: self._book.enqueue(messages, now_ms=now_ms))
+        async with self._news:
+            self._news.notify_all()
+        return acks
+
+    async def dequeue(self, session: str, *, wait_seconds: float = 0) -> MailboxMessage | None:
+        found = await self.dequeue_many(session, 1, wait_seconds=wait_seconds)
+        return found[0] if found else None
+
+    async def dequeue_many(self, session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
+        asking.check_name(session, "session")
+        asking.check_batch(limit)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_seconds
+        while True:
+            found = await self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms))
+            left = until - loop.time()
+            if found or left <= 0:
+                return found
+            await self._wait_for_news(min(left, _LOOK_EVERY_SECONDS))
+
+    async def _wait_for_news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def ack(self, session: str, msg_id: str) -> None:
+        await self.ack_many(session, [msg_id])
+
+    async def ack_many(self, session: str, msg_ids: Sequence[str]) -> None:
+        asking.check_name(session, "session")
+        asking.check_batch(len(msg_ids))
+        for msg_id in msg_ids:
+            asking.check_name(msg_id, "msg_id")
+        await self._run(lambda now_ms: self._book.ack(session, msg_ids, now_ms=now_ms))
+
+    async def nack(self, session: str, msg_id: str, reason: str) -> None:
+        asking.check_name(session, "session")
+        asking.check_name(msg_id, "msg_id")
+        await self._run(lambda now_ms: self._book.nack(session, msg_id, reason, now_ms=now_ms))
+
+    async def extend(self, session: str, msg_id: str, seconds: float) -> None:
+        asking.check_name(session, "session")
+        asking.check_name(msg_id, "msg_id")
+        asking.check_extension(seconds)
+        await self._run(lambda now_ms: self._book.extend(session, msg_id, seconds, now_ms=now_ms))
+
+    async def peek(self, session: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[MessageSummary]:
+        asking.check_name(session, "session")
+        asking.check_page(limit)
+        return await self._swept(lambda: self._book.peek(session, after=after, limit=limit))
+
+    async def purge(self, session: str) -> None:
+        asking.check_name(session, "session")
+        await self._run(lambda _: self._book.purge(session))
+
+    async def peek_dead_letter(
+        self, session: str, *, after: str | None = None, limit: int = MAX_PAGE
+    ) -> list[DeadLetterEntry]:
+        asking.check_name(session, "session")
+        asking.check_page(limit)
+        return await self._swept(lambda: self._book.peek_dead_letter(session, after=after, limit=limit))
+
+    async def purge_dead_letter(self, session: str) -> None:
+        asking.check_name(session, "session")
+        await self._run(lambda _: self._book.purge_dead_letter(session))
+
+    async def sweep(self) -> int:
+        """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""
+        return await self._run(lambda now_ms: self._book.sweep(now_ms=now_ms) + self._book.forget(now_ms=now_ms))
+
+    async def _swept(self, look: Callable[[], T]) -> T:
+        """A look at the mailbox as it is now, not as somebody's last call left it."""
+
+        def work(now_ms: int) -> T:
+            while self._book.sweep(now_ms=now_ms):
+                pass
+            return look()
+
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[int], T]) -> T:
+        self._calls += 1
+        if self._calls % _FORGET_EVERY_CALLS == 0:
+            await self._worker.submit(lambda: self._book.forget(now_ms=self._clock.now_ms()))
+        # The time is that of the transaction, so that who comes later is later.
+        return await self._worker.submit(lambda: work(self._clock.now_ms()))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._worker.stop)
+        self._database.close()

@@ -1,0 +1,70 @@
+"""Which message is next (MBX-4, MBX-8): the oldest whose sender has no earlier one that waits for another try.
+
+Looks at the first few in order, which is nearly always enough. Where a sender is held back that has written most of
+what is there, it asks sender by sender instead: the cost follows the senders, not the messages.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from agentpost.mailbox.statements import SQL
+from agentpost.protocol.mailbox import MailboxState
+from agentpost.store.database import Database, Row
+
+__all__ = ["Picker", "Stored", "stored"]
+
+_LOOK_AHEAD: Final = 64
+_BEYOND_ALL: Final = 2**63 - 1
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """A message as the file has it."""
+
+    id: int
+    session: int
+    msg_id: str
+    sender: str
+    state: MailboxState
+    rank: int
+    attempt: int
+    due_at_ms: int
+    expires_at_ms: int
+    body: bytes
+
+
+def stored(row: Row | None) -> Stored:
+    if row is None:
+        raise LookupError("a message is remembered and not there")
+    return Stored(row[0], row[1], row[2], row[3], MailboxState(row[4]), *row[5:])
+
+
+class Picker:
+    """Picks from one session as of one moment, inside one transaction."""
+
+    def __init__(self, database: Database, session: int, *, now_ms: int) -> None:
+        self._database = database
+        self._session = session
+        # From which message on a sender is held back; nearly always empty.
+        self._held: dict[str, int] = dict(database.rows(SQL.holding, (session, now_ms)))
+
+    def next_messages(self, limit: int) -> list[Stored]:
+        """The next ones, in order, at most `limit`; what was picked before must not be pending any more."""
+        wanted = limit if not self._held else limit + _LOOK_AHEAD
+        first = [stored(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
+        free = [each for each in first if not self._is_held(each)]
+        if free or len(first) < wanted:
+            return free[:limit]
+        return sorted(self._first_of_each_sender(limit), key=lambda each: (each.rank, each.id))[:limit]
+
+    def _is_held(self, each: Stored) -> bool:
+        return each.id >= self._held.get(each.sender, _BEYOND_ALL)
+
+    def _first_of_each_sender(self, limit: int) -> Iterator[Stored]:
+        sender = ""
+        while (found := self._database.value(SQL.next_sender, (self._session, sender))) is not None:
+            sender = found
+            before_id = self._held.get(sender, _BEYOND_ALL)
+            for row in self._database.rows(SQL.pending_of_sender, (self._session, sender, before_id, limit)):
+                yield stored(row)
