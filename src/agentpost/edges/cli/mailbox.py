@@ -1,0 +1,256 @@
+"""`mailbox`: the mailbox protocol from a shell, over whichever transport, and a server for other programs."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.markup import escape
+
+from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stdout
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, to_wire
+from agentpost.store.home import write_private
+from agentpost.tasks import TaskOwner
+from agentpost.world import SystemChance
+
+__all__ = ["mailbox_app"]
+
+mailbox_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Mailboxes of sessions: send, receive, acknowledge. No gateway is needed.",
+)
+
+AtOption = Annotated[
+    str,
+    typer.Option(
+        "--at",
+        envvar="AGENTPOST_MAILBOX",
+        help="Where the mailbox is: a file, unix:PATH, http://… or ws://…",
+    ),
+]
+TokenOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", envvar="AGENTPOST_MAILBOX_TOKEN_FILE", help="The token of an HTTP mailbox."),
+]
+SessionArgument = Annotated[str, typer.Argument(help="Whose mailbox it is.")]
+IdArgument = Annotated[str, typer.Argument(help="The msg_id.")]
+_DEFAULT_AT = str(Path("~/.agentpost/mailbox.db").expanduser())
+
+T = TypeVar("T")
+
+
+def _with_mailbox(at: str, token_file: Path | None, work: Callable[[MailboxProtocol], Awaitable[T]]) -> T:
+    # Here, because the carriers bring HTTP and WebSocket libraries that a file does not need.
+    from agentpost.edges.mailbox.connecting import connect
+
+    token = None if token_file is None else token_file.read_text().strip()
+
+    async def run() -> T:
+        async with await connect(at, token=token) as mailbox:
+            return await work(mailbox)
+
+    return asyncio.run(run())
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox send analyst 'analyze the auth module' --from me[/bold]")
+def send(
+    to: Annotated[str, typer.Argument(help="The session that gets it.")],
+    payload: Annotated[str | None, typer.Argument(help="What it says; - or nothing reads stdin.")] = None,
+    sender: Annotated[str, typer.Option("--from", help="The session that it is from.")] = os.environ.get("USER", "me"),
+    msg_id: Annotated[
+        str | None, typer.Option("--id", help="Its id; the same id is queued once.", show_default=False)
+    ] = None,
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Put a message into a session's mailbox. It is durable when this returns."""
+    text = sys.stdin.read() if payload in (None, "-") else str(payload)
+    now_ns = time.time_ns()
+    message = MailboxMessage(
+        msg_id=msg_id or f"{sender}:{now_ns}",
+        sender=sender,
+        to=to,
+        payload=text,
+        created_at=now_ns // 1_000_000_000,
+        attempt=0,
+        protocol_version=PROTOCOL_VERSION,
+    )
+    ack = _with_mailbox(at, token_file, lambda mailbox: mailbox.enqueue(message))
+    if output is Format.JSON:
+        print_json(to_wire(ack))
+        return
+    what = "queued" if ack.queued else "seen before, not queued again"
+    stdout.print(f"{escape(ack.msg_id)}: {what}, {ack.pending} pending", highlight=False)
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox receive analyst --wait 30[/bold]")
+def receive(
+    session: SessionArgument,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for one.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")] = 1,
+    ack: Annotated[bool, typer.Option("--ack", help="Acknowledge them at once, once they are printed.")] = False,
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Take the next message. Acknowledge it within 30 seconds (`mailbox ack`), or it comes again.
+
+    Exit code 5 if there is none.
+    """
+
+    async def work(mailbox: MailboxProtocol) -> list[MailboxMessage]:
+        found = await mailbox.dequeue_many(session, limit, wait_seconds=wait)
+        _show(found, output)
+        if ack and found:
+            sys.stdout.flush()
+            await mailbox.ack_many(session, [each.msg_id for each in found])
+        return found
+
+    if not _with_mailbox(at, token_file, work):
+        raise typer.Exit(5)
+
+
+def _show(messages: list[MailboxMessage], output: Format) -> None:
+    if output is Format.JSON:
+        print_json([to_wire(each) for each in messages])
+        return
+    if not messages:
+        say("no message")
+    for each in messages:
+        stdout.print(f"[dim]{escape(each.msg_id)} from {escape(each.sender)}[/dim]", highlight=False)
+        stdout.print(escape(each.payload), highlight=False)
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox ack analyst me:1743999600123456789[/bold]")
+def ack(
+    session: SessionArgument, msg_id: IdArgument, at: AtOption = _DEFAULT_AT, token_file: TokenOption = None
+) -> None:
+    """Say that a message was handled."""
+    _with_mailbox(at, token_file, lambda mailbox: mailbox.ack(session, msg_id))
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox nack analyst me:1743999600123456789 'no disk'[/bold]")
+def nack(
+    session: SessionArgument,
+    msg_id: IdArgument,
+    reason: Annotated[str, typer.Argument(help="Why.")] = "",
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+) -> None:
+    """Say that a message could not be handled: it comes again later, or becomes a dead letter."""
+    _with_mailbox(at, token_file, lambda mailbox: mailbox.nack(session, msg_id, reason))
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox peek analyst[/bold]")
+def peek(
+    session: SessionArgument,
+    after: Annotated[str | None, typer.Option("--after", help="The last msg_id of the page before.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")] = 50,
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Look at what waits, without taking it."""
+    found = _with_mailbox(at, token_file, lambda mailbox: mailbox.peek(session, after=after, limit=limit))
+    if output is Format.JSON:
+        print_json([to_wire(each) for each in found])
+        return
+    rows = [(escape(each.msg_id), escape(each.sender), each.state.value, str(each.attempt)) for each in found]
+    print_table(f"Mailbox of {escape(session)}", ("msg_id", "from", "state", "attempt"), rows, numbers=(3,))
+
+
+@mailbox_app.command("dead-letter", epilog="Example: [bold]agentpost mailbox dead-letter analyst --purge[/bold]")
+def dead_letter(
+    session: SessionArgument,
+    drop: Annotated[bool, typer.Option("--purge", help="Drop them, once they are shown.")] = False,
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """The messages that ran out of tries, with why."""
+    found = _with_mailbox(at, token_file, lambda mailbox: mailbox.peek_dead_letter(session))
+    if output is Format.JSON:
+        print_json([to_wire(each) for each in found])
+    else:
+        rows = [(escape(each.msg_id), escape(each.sender), str(each.attempts), escape(each.reason)) for each in found]
+        print_table(f"Dead letters of {escape(session)}", ("msg_id", "from", "attempts", "reason"), rows, numbers=(2,))
+    if drop:
+        _with_mailbox(at, token_file, lambda mailbox: mailbox.purge_dead_letter(session))
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox purge analyst --yes[/bold]")
+def purge(
+    session: SessionArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+) -> None:
+    """Drop what is pending and in flight. Dead letters stay."""
+    if not yes:
+        typer.confirm(f"Drop everything that waits for {session}?", abort=True)
+    _with_mailbox(at, token_file, lambda mailbox: mailbox.purge(session))
+
+
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox serve --socket ~/mail.sock[/bold]")
+def serve(
+    file: Annotated[Path, typer.Option("--file", help="The mailbox file.")] = Path(_DEFAULT_AT),
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="Serve line-delimited JSON-RPC on this Unix socket.")
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option("--http", help="Serve HTTP and WebSocket on HOST:PORT, with a token.")
+    ] = None,
+) -> None:
+    """Serve a mailbox file to other programs, until Ctrl-C."""
+    if socket is None and http is None:
+        raise typer.BadParameter("say where to serve it: --socket PATH, --http HOST:PORT, or both")
+    asyncio.run(_serve(file, socket, http))
+
+
+async def _serve(file: Path, socket: Path | None, http: str | None) -> None:
+    from agentpost.edges.mailbox.serving import keep_swept, serve_http
+    from agentpost.edges.mailbox.unix import serve_unix
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with AsyncExitStack() as stack:
+        mailbox = await stack.enter_async_context(FileMailbox.open(file))
+        tasks = TaskOwner("mailbox")
+        stack.push_async_callback(tasks.close)
+        tasks.spawn(keep_swept(mailbox), name="sweeper")
+        if socket is not None:
+            await stack.enter_async_context(serve_unix(mailbox, socket))
+            say(f"unix:{socket}")
+        if http is not None:
+            host, port = _host_and_port(http)
+            token_file, token = _token_of(file)
+            url = await stack.enter_async_context(serve_http(mailbox, host=host, port=port, token=token))
+            say(f"{url}  (token in {token_file})")
+        await stopping.wait()
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise Refusal(Code.INVALID_FIELD, f"{address} is not HOST:PORT", hint="For example 127.0.0.1:8700.")
+    return host.strip("[]"), int(port)
+
+
+def _token_of(file: Path) -> tuple[Path, str]:
+    """The token of a mailbox file, kept beside it for its owner alone."""
+    path = file.with_name(file.name + ".token")
+    if not path.exists():
+        write_private(path, SystemChance().entropy(32).hex().encode() + b"\n")
+    return path, path.read_text().strip()

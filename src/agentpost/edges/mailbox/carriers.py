@@ -1,0 +1,196 @@
+"""The callers' side of each transport: carries a call to a mailbox and brings its result back."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Mapping
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
+from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
+from agentpost.mailbox.calls import refusal_of
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.tasks import TaskOwner
+
+__all__ = ["HttpCarrier", "UnixCarrier", "WebSocketCarrier"]
+
+# A call that waits for a message answers within a minute.
+_TIMEOUT_SECONDS: Final = 90.0
+
+
+class _RpcCarrier:
+    """JSON-RPC over whatever sends and receives whole messages. Calls may overlap."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._tasks = TaskOwner("mailbox client")
+        self.pushed: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def _listen(self) -> None:
+        self._tasks.spawn(self._read(), name="answers")
+
+    async def _send(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def _receive(self) -> bytes | None:
+        """The next message; None once there will be none."""
+        raise NotImplementedError
+
+    async def call(self, method: str, parameters: Mapping[str, Any]) -> Any:
+        number = next(self._numbers)
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answered
+        try:
+            await self._send(
+                msgspec.json.encode({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters})
+            )
+            return await asyncio.wait_for(answered, _TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise Refusal(Code.UNAVAILABLE, "the mailbox does not answer") from None
+        except (ConnectionError, ConnectionClosed):
+            raise _gone() from None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _read(self) -> None:
+        try:
+            while (data := await self._receive()) is not None:
+                self._take(msgspec.json.decode(data, type=dict[str, Any]))
+        finally:
+            for answered in self._waiting.values():
+                if not answered.done():
+                    answered.set_exception(_gone())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "message":
+            self.pushed.put_nowait(message["params"])
+            return
+        answered = self._waiting.get(cast(int, message.get("id")))
+        if answered is None or answered.done():
+            return
+        if "error" in message:
+            answered.set_exception(refusal_of(message["error"].get("data")))
+        else:
+            answered.set_result(message.get("result"))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+
+class UnixCarrier(_RpcCarrier):
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__()
+        self._reader = reader
+        self._writer = writer
+        self._listen()
+
+    @classmethod
+    async def connect(cls, path: str) -> "UnixCarrier":
+        try:
+            return cls(*await asyncio.open_unix_connection(path, limit=MAX_REQUEST_BYTES))
+        except OSError as error:
+            raise Refusal(Code.UNAVAILABLE, f"no mailbox is served on {path}: {error.strerror}") from None
+
+    async def _send(self, data: bytes) -> None:
+        self._writer.write(data + b"\n")
+        await self._writer.drain()
+
+    async def _receive(self) -> bytes | None:
+        with contextlib.suppress(ConnectionError):
+            return await self._reader.readline() or None
+        return None
+
+    async def close(self) -> None:
+        await super().close()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+class WebSocketCarrier(_RpcCarrier):
+    def __init__(self, socket: ClientConnection) -> None:
+        super().__init__()
+        self._socket = socket
+        self._listen()
+
+    @classmethod
+    async def connect(cls, url: str, *, token: str | None = None) -> "WebSocketCarrier":
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        try:
+            socket = await connect(url, additional_headers=headers, compression=None, max_size=MAX_REQUEST_BYTES)
+        except (OSError, InvalidHandshake, InvalidURI) as error:
+            raise Refusal(Code.UNAVAILABLE, f"no mailbox is served at {url}: {error}") from None
+        return cls(socket)
+
+    async def _send(self, data: bytes) -> None:
+        await self._socket.send(data, text=True)
+
+    async def _receive(self) -> bytes | None:
+        with contextlib.suppress(ConnectionClosed):
+            return await self._socket.recv(decode=False)
+        return None
+
+    async def close(self) -> None:
+        await super().close()
+        await self._socket.close()
+
+
+class HttpCarrier:
+    """One request a call. `transport` is for a gateway's Unix socket, which speaks HTTP as well."""
+
+    def __init__(
+        self, base_url: str, *, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._http = httpx.AsyncClient(
+            base_url=base_url, headers=headers, timeout=_TIMEOUT_SECONDS, transport=transport
+        )
+
+    async def call(self, method: str, parameters: Mapping[str, Any]) -> Any:
+        verb, path, query, body = _request(method, dict(parameters))
+        try:
+            response = await self._http.request(verb, path, params=query, json=body)
+        except httpx.HTTPError as error:
+            raise Refusal(Code.UNAVAILABLE, f"no mailbox answers at {self._http.base_url}: {error}") from None
+        answer: Any = response.json() if response.content else None
+        if not response.is_success:
+            raise refusal_of(cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None)
+        return answer
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _request(method: str, given: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None, dict[str, Any] | None]:
+    """The HTTP request that makes a call: verb, path, query and body."""
+    match method:
+        case "enqueue":
+            return "POST", _path(given["message"]["to"], "enqueue"), None, given["message"]
+        case "enqueue_many":
+            return "POST", "/ansible/mailbox", None, given
+        case "peek":
+            return "GET", _path(given.pop("session"), "peek"), given, None
+        case "peek_dead_letter":
+            return "GET", _path(given.pop("session"), "dead-letter"), given, None
+        case "purge":
+            return "DELETE", _path(given["session"]), None, None
+        case "purge_dead_letter":
+            return "DELETE", _path(given["session"], "dead-letter"), None, None
+        case _:
+            return "POST", _path(given.pop("session"), method.replace("_", "-")), None, given
+
+
+def _path(session: str, operation: str = "") -> str:
+    # A dot alone would be taken for a place in the path, however it is quoted.
+    quoted = quote(session, safe="").replace(".", "%2E")
+    return f"/ansible/mailbox/{quoted}/{operation}".rstrip("/")
+
+
+def _gone() -> Refusal:
+    return Refusal(Code.UNAVAILABLE, "the connection to the mailbox is gone")

@@ -1,0 +1,36 @@
+"""A mailbox by its address: a file, a Unix socket, HTTP or WebSocket, all with the same interface.
+
+async with await connect("mail.db") as mailbox: …
+async with await connect("unix:/run/user/1000/mail.sock") as mailbox: …
+async with await connect("http://127.0.0.1:8700", token=token) as mailbox: …
+async with await connect("ws://127.0.0.1:8700", token=token) as mailbox: …
+"""
+
+from urllib.parse import urlsplit
+
+from agentpost.edges.mailbox.carriers import HttpCarrier, UnixCarrier, WebSocketCarrier
+from agentpost.edges.mailbox.http import MAILBOX_PATH
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.interface import MailboxPolicy
+from agentpost.mailbox.remote import RemoteMailbox
+
+__all__ = ["connect"]
+
+
+async def connect(
+    address: str, *, token: str | None = None, policy: MailboxPolicy | None = None
+) -> FileMailbox | RemoteMailbox:
+    """Open the mailbox at `address`. `policy` is for a file; a server has its own."""
+    scheme, _, rest = address.partition(":")
+    match scheme:
+        case "unix":
+            return RemoteMailbox(await UnixCarrier.connect(rest))
+        case "http" | "https":
+            return RemoteMailbox(HttpCarrier(address, token=token))
+        case "ws" | "wss":
+            path = MAILBOX_PATH if urlsplit(address).path in ("", "/") else ""
+            return RemoteMailbox(await WebSocketCarrier.connect(address.rstrip("/") + path, token=token))
+        case "file":
+            return FileMailbox.open(rest.removeprefix("//"), policy=policy)
+        case _:
+            return FileMailbox.open(address, policy=policy)

@@ -1,0 +1,142 @@
+"""The mailbox over HTTP, under `/ansible/mailbox/`, and over WebSocket at the same place.
+
+A session is one part of the path, whatever it contains: `MailboxDoor` keeps it quoted on its way to the route.
+"""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, cast
+from urllib.parse import unquote
+
+import msgspec
+from litestar import MediaType, Response, delete, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body, Parameter
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from agentpost.edges.mailbox.websocket import serve_websocket
+from agentpost.mailbox.calls import answer
+from agentpost.mailbox.interface import MAX_PAGE, MailboxProtocol
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import WireCase
+
+__all__ = ["MAILBOX_PATH", "MailboxDoor", "mailbox_routes"]
+
+MAILBOX_PATH: Final = "/ansible/mailbox"
+
+Json = dict[str, Any]
+Case = Annotated[WireCase, Parameter(description="How names are written in the answer: snake or camel.")]
+After = Annotated[str | None, Parameter(description="The last msg_id of the page before.")]
+Limit = Annotated[int, Parameter(ge=1, le=MAX_PAGE, description="How many at most.")]
+
+
+def mailbox_routes(mailbox: MailboxProtocol) -> Sequence[HTTPRouteHandler]:
+    """The routes of one mailbox. Names are read in snake_case and camelCase."""
+
+    async def call(method: str, parameters: Mapping[str, Any], case: WireCase) -> Response[Any]:
+        result = await answer(mailbox, method, parameters, case=case)
+        status = 204 if result is None else 200
+        return Response(result, status_code=status, media_type=MediaType.JSON)
+
+    @post(MAILBOX_PATH, status_code=200, summary="Enqueue many", tags=["mailbox"])
+    async def enqueue_many(data: Annotated[Json, Body()], case: Case = WireCase.SNAKE) -> Response[Any]:
+        """`{"messages": […]}`: all of them or, if one is refused, none."""
+        return await call("enqueue_many", data, case)
+
+    @post(MAILBOX_PATH + "/{session:str}/enqueue", status_code=200, summary="Enqueue a message", tags=["mailbox"])
+    async def enqueue(session: str, data: Annotated[Json, Body()], case: Case = WireCase.SNAKE) -> Response[Any]:
+        """The message itself. Its `to` may be left out; it is the session."""
+        name = unquote(session)
+        if data.setdefault("to", name) != name:
+            raise Refusal(Code.INVALID_FIELD, "`to` is another session than the path names", field="to")
+        return await call("enqueue", {"message": data}, case)
+
+    @post(MAILBOX_PATH + "/{session:str}/{operation:str}", status_code=200, summary="Call a method", tags=["mailbox"])
+    async def operate(
+        session: str, operation: str, data: Annotated[Json, Body()], case: Case = WireCase.SNAKE
+    ) -> Response[Any]:
+        """`dequeue`, `dequeue-many`, `ack`, `ack-many`, `nack` or `extend`, with the call's parameters as the body.
+
+        A dequeue without a message, and what has no result, is answered with 204.
+        """
+        if operation not in _OPERATIONS:
+            raise Refusal(Code.NOT_FOUND, f"no such operation; there are {', '.join(sorted(_OPERATIONS))}")
+        return await call(_OPERATIONS[operation], {**data, "session": unquote(session)}, case)
+
+    @get(MAILBOX_PATH + "/{session:str}/peek", summary="Look without taking", tags=["mailbox"])
+    async def peek(
+        session: str, after: After = None, limit: Limit = MAX_PAGE, case: Case = WireCase.SNAKE
+    ) -> Response[Any]:
+        """What is in flight and what is pending, without the payloads."""
+        return await call("peek", _page(session, after, limit), case)
+
+    @get(MAILBOX_PATH + "/{session:str}/dead-letter", summary="Look at the dead letters", tags=["mailbox"])
+    async def peek_dead_letter(
+        session: str, after: After = None, limit: Limit = MAX_PAGE, case: Case = WireCase.SNAKE
+    ) -> Response[Any]:
+        return await call("peek_dead_letter", _page(session, after, limit), case)
+
+    @delete(MAILBOX_PATH + "/{session:str}", status_code=204, summary="Purge", tags=["mailbox"])
+    async def purge(session: str) -> None:
+        """Drops what is pending and in flight. Its ids stay remembered."""
+        await mailbox.purge(unquote(session))
+
+    @delete(
+        MAILBOX_PATH + "/{session:str}/dead-letter", status_code=204, summary="Purge dead letters", tags=["mailbox"]
+    )
+    async def purge_dead_letter(session: str) -> None:
+        await mailbox.purge_dead_letter(unquote(session))
+
+    return [enqueue_many, enqueue, operate, peek, peek_dead_letter, purge, purge_dead_letter]
+
+
+_OPERATIONS: Final = {
+    name.replace("_", "-"): name for name in ("dequeue", "dequeue_many", "ack", "ack_many", "nack", "extend")
+}
+
+
+def _page(session: str, after: str | None, limit: int) -> Json:
+    page: Json = {"session": unquote(session), "limit": limit}
+    return page if after is None else {**page, "after": after}
+
+
+class MailboxDoor:
+    """Stands in front of an application that has the routes above, and takes WebSockets for the mailbox.
+
+    With a `token`, nobody comes in without it.
+    """
+
+    def __init__(self, app: ASGIApp, mailbox: MailboxProtocol, *, token: str | None = None) -> None:
+        self._app = app
+        self._mailbox = mailbox
+        self._token = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+        elif not self._may_enter(scope):
+            await _deny(scope, receive, send)
+        elif scope["type"] == "websocket" and scope["path"] == MAILBOX_PATH:
+            await receive()  # the wish to connect
+            await serve_websocket(self._mailbox, receive, send)
+        else:
+            if scope["path"].startswith(MAILBOX_PATH + "/"):
+                scope = cast(Scope, {**scope, "path": scope["raw_path"].decode("ascii", "replace").split("?")[0]})
+            await self._app(scope, receive, send)
+
+    def _may_enter(self, scope: Scope) -> bool:
+        if self._token is None:
+            return True
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(given, self._token)
+
+
+async def _deny(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = Refusal(Code.INVALID_TOKEN, "this mailbox wants its token", hint="Send it as Authorization: Bearer …")
+    body = msgspec.json.encode(refusal.to_wire())
+    kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+    if scope["type"] == "websocket":
+        await receive()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send(cast(Any, {"type": f"{kind}.start", "status": refusal.status, "headers": headers}))
+    await send(cast(Any, {"type": f"{kind}.body", "body": body, "more_body": False}))

@@ -1,0 +1,81 @@
+"""A mailbox served over HTTP and WebSocket on a port of its own, and the sweeper that serves all of them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator
+from typing import Any, Final, Protocol
+
+import uvicorn
+from litestar import Litestar
+
+from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.mailbox.http import MailboxDoor, mailbox_routes
+from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
+from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.tasks import TaskOwner
+
+__all__ = ["Sweepable", "keep_swept", "serve_http"]
+
+_SWEEP_EVERY_SECONDS: Final = 1.0
+
+
+class Sweepable(Protocol):
+    async def sweep(self) -> int: ...
+
+
+async def keep_swept(mailbox: Sweepable) -> None:
+    """Do what time asks for, also while nobody calls."""
+    while True:
+        while await mailbox.sweep():
+            pass
+        await asyncio.sleep(_SWEEP_EVERY_SECONDS)
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves the signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve_http(mailbox: MailboxProtocol, *, host: str, port: int, token: str | None) -> AsyncGenerator[str]:
+    """Serve the mailbox as long as the context lasts. Gives the URL."""
+    routes: Any = mailbox_routes(mailbox)
+    app = Litestar(list(routes), exception_handlers=EXCEPTION_HANDLERS, request_max_body_size=MAX_REQUEST_BYTES)
+    server = _Server(
+        uvicorn.Config(
+            MailboxDoor(app, mailbox, token=token),
+            host=host,
+            port=port,
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws_max_size=MAX_REQUEST_BYTES,
+            ws_per_message_deflate=False,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    tasks = TaskOwner("mailbox http")
+    try:
+        run = tasks.spawn(_run(server), name="server")
+        while not server.started:
+            if run.done():
+                raise Refusal(Code.UNAVAILABLE, f"cannot listen on {host}:{port}", hint="Choose another port.")
+            await asyncio.sleep(0.005)
+        bound = server.servers[0].sockets[0].getsockname()
+        yield f"http://{host}:{bound[1]}"
+        server.should_exit = True
+        await run
+    finally:
+        await tasks.close()
+
+
+async def _run(server: _Server) -> None:
+    # uvicorn leaves with SystemExit where it cannot listen; the caller is told by another way.
+    with contextlib.suppress(SystemExit):
+        await server.serve()

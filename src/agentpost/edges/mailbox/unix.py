@@ -1,0 +1,95 @@
+"""A mailbox on a Unix socket: one JSON-RPC message a line. Who may open the socket may use the mailbox."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES, RpcConnection
+from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["serve_unix"]
+
+
+@contextlib.asynccontextmanager
+async def serve_unix(mailbox: MailboxProtocol, path: Path) -> AsyncGenerator[None]:
+    """Serve the mailbox on a socket that only its owner can open, as long as the context lasts."""
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+        await _serve_one(mailbox, reader, writer)
+
+    with _listening(path) as listening:
+        server = await asyncio.start_unix_server(connected, sock=listening, limit=MAX_REQUEST_BYTES)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in tuple(connections):
+                task.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Generator[socket.socket]:
+    """A socket at `path`. One whose server died is replaced; a server that lives, or a file, is not."""
+    if path.exists() and not path.is_socket():
+        raise Refusal(Code.CONFLICT, f"{path} is there and is no socket")
+    if path.exists() and _is_served(path):
+        raise Refusal(Code.CONFLICT, f"somebody serves a mailbox on {path} already")
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # With this mask nobody else can open it, not even in the moment before a chmod.
+    mask = os.umask(0o177)
+    try:
+        listening.bind(str(path))
+    except OSError as error:
+        listening.close()
+        raise Refusal(Code.UNAVAILABLE, f"cannot listen on {path}: {error.strerror or error}") from None
+    finally:
+        os.umask(mask)
+    try:
+        yield listening
+    finally:
+        listening.close()
+        path.unlink(missing_ok=True)
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+async def _serve_one(mailbox: MailboxProtocol, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def write(data: bytes) -> None:
+        # Who went away does not hear it.
+        with contextlib.suppress(ConnectionError):
+            writer.write(data + b"\n")
+            await writer.drain()
+
+    connection = RpcConnection(mailbox, write)
+    try:
+        while line := await _next_line(reader):
+            await connection.receive(line)
+    finally:
+        await connection.close()
+        writer.close()
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except (ConnectionError, ValueError):
+        # A line longer than any call may be: there is no telling where the next one starts.
+        return b""

@@ -1,0 +1,138 @@
+"""Several processes on one mailbox file: nobody loses or doubles a message, whoever is killed (MBX-9)."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.interface import MailboxPolicy
+from tests.mailboxes.building import message
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 16
+MESSAGES_EACH = 25
+LIVES = 8 * int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
+# In these tests who is silent for a moment is dead, and everything comes again until it is acked.
+POLICY = MailboxPolicy(max_retries=10_000, base_backoff_seconds=0.001, in_flight_timeout_seconds=0.5)
+
+
+def say(line: str) -> None:
+    os.write(sys.stdout.fileno(), (line + "\n").encode())
+
+
+def write_and_take(path: str, number: int) -> None:
+    """Enqueue messages of our own, and ids that others enqueue as well, then take and ack until nothing is left."""
+
+    async def work() -> None:
+        async with FileMailbox.open(path) as mailbox:
+            for n in range(MESSAGES_EACH):
+                await mailbox.enqueue(message(f"p{number}-{n}", sender=f"p{number}", created_at=n))
+                ack = await mailbox.enqueue(message(f"shared-{n}", sender="all", created_at=n))
+                if ack.queued:
+                    say(json.dumps(["queued", f"shared-{n}"]))
+            while got := await mailbox.dequeue_many("bob", 3, wait_seconds=1.0):
+                await mailbox.ack_many("bob", [each.msg_id for each in got])
+                for each in got:
+                    say(json.dumps(["took", each.msg_id]))
+
+    asyncio.run(work())
+
+
+def work_until_killed(path: str, first: int) -> None:
+    """Enqueue and handle messages, and say what was acknowledged, until somebody pulls the plug."""
+
+    async def write(mailbox: FileMailbox) -> None:
+        number = first
+        while True:
+            number += 1
+            await mailbox.enqueue(message(f"m{number}", created_at=number))
+            say(json.dumps(["queued", f"m{number}"]))
+
+    async def handle(mailbox: FileMailbox) -> None:
+        while True:
+            for each in await mailbox.dequeue_many("bob", 2, wait_seconds=1.0):
+                say(json.dumps(["took", each.msg_id]))
+                await mailbox.ack("bob", each.msg_id)
+                say(json.dumps(["acked", each.msg_id]))
+
+    async def work() -> None:
+        async with FileMailbox.open(path, policy=POLICY) as mailbox:
+            say(json.dumps(["ready", ""]))
+            await asyncio.gather(write(mailbox), handle(mailbox))
+
+    asyncio.run(work())
+
+
+def start(call: str) -> "subprocess.Popen[bytes]":
+    script = f"from tests.mailboxes.test_processes import *; {call}"
+    return subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
+
+
+def lines_of(output: bytes) -> list[tuple[str, str]]:
+    # The last line may have been cut off with its process; what it would have said is then unknown to us.
+    complete = output[: output.rfind(b"\n") + 1]
+    return [tuple(json.loads(line)) for line in complete.splitlines()]
+
+
+@pytest.mark.req("MBX-9", "MBX-10")
+def test_sixteen_processes_share_a_file(tmp_path: Path) -> None:
+    """Each message is handed to one process, each shared id is queued once, and nobody hears of a locked database."""
+    path = tmp_path / "mail.db"
+    running = [start(f"write_and_take({str(path)!r}, {number})") for number in range(PROCESSES)]
+    said: list[tuple[str, str]] = []
+    for process in running:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        said += lines_of(output)
+    took = sorted(msg_id for what, msg_id in said if what == "took")
+    own = [f"p{number}-{n}" for number in range(PROCESSES) for n in range(MESSAGES_EACH)]
+    shared = [f"shared-{n}" for n in range(MESSAGES_EACH)]
+    assert took == sorted(own + shared)
+    assert sorted(msg_id for what, msg_id in said if what == "queued") == sorted(shared)
+
+
+@pytest.mark.req("MBX-9", "MBX-3", "MBX-5")
+def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
+    """Killed while it enqueues and acks: no acknowledged message is lost, no acked one comes again."""
+    path = tmp_path / "mail.db"
+    random = Random(7)
+    queued: set[str] = set()
+    acked: set[str] = set()
+    for life in range(LIVES):
+        process = start(f"work_until_killed({str(path)!r}, {life * 1_000_000})")
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert json.loads(first)[0] == "ready"
+        time.sleep(random.uniform(0.05, 0.3))
+        process.kill()
+        output, _ = process.communicate(timeout=30)
+        for what, msg_id in lines_of(output):
+            if what == "took":
+                assert msg_id not in acked
+            elif what == "queued":
+                queued.add(msg_id)
+            else:
+                acked.add(msg_id)
+    left = asyncio.run(take_all(path))
+    assert not left & acked
+    # What was being acked when the plug was pulled may be gone without anybody having been told.
+    assert len(queued - acked - left) <= 2 * LIVES
+    assert acked
+    assert left
+
+
+async def take_all(path: Path) -> set[str]:
+    """Everything that is still there, once those who were killed have been silent for long enough."""
+    async with FileMailbox.open(path, policy=POLICY) as mailbox:
+        taken: set[str] = set()
+        while found := await mailbox.dequeue_many("bob", 100, wait_seconds=2.0):
+            await mailbox.ack_many("bob", [each.msg_id for each in found])
+            taken |= {each.msg_id for each in found}
+        return taken
