@@ -51,6 +51,18 @@ def bench_roundtrip_command(rounds: RoundsOption = 3, output: FormatOption = For
     _print_metrics("roundtrip", bench_roundtrip(rounds=rounds, pair=bench_pair, say=say), output)
 
 
+@bench_app.command("mailbox", epilog="Example: [bold]agentpost bench mailbox --backlog 100000[/bold]")
+def bench_mailbox_command(
+    rounds: RoundsOption = 3,
+    backlog: Annotated[int, typer.Option("--backlog", min=1_000, help="Messages in the large mailbox.")] = 1_000_000,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Enqueue, dequeue and ack in a file and over HTTP, and what a large mailbox costs. Needs 2 kB a message."""
+    from agentpost.edges.bench_mailbox import bench_mailbox
+
+    _print_metrics("mailbox", bench_mailbox(rounds=rounds, backlog=backlog, say=say), output)
+
+
 def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
     if output is Format.JSON:
         print_json(metrics)

@@ -44,7 +44,13 @@ class _Server(uvicorn.Server):
 async def serve_http(mailbox: MailboxProtocol, *, host: str, port: int, token: str | None) -> AsyncGenerator[str]:
     """Serve the mailbox as long as the context lasts. Gives the URL."""
     routes: Any = mailbox_routes(mailbox)
-    app = Litestar(list(routes), exception_handlers=EXCEPTION_HANDLERS, request_max_body_size=MAX_REQUEST_BYTES)
+    app = Litestar(
+        list(routes),
+        exception_handlers=EXCEPTION_HANDLERS,
+        request_max_body_size=MAX_REQUEST_BYTES,
+        logging_config=None,
+        openapi_config=None,
+    )
     server = _Server(
         uvicorn.Config(
             MailboxDoor(app, mailbox, token=token),
