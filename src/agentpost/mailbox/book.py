@@ -44,38 +44,54 @@ class Book:
         self._policy = policy
 
     def enqueue(self, messages: Sequence[MailboxMessage], *, now_ms: int) -> list[EnqueueAck]:
-        database = self._database
-        next_id = database.value(SQL.last_message) + 1
-        expires_at_ms = now_ms + round(self._policy.ttl_seconds * 1000)
-        acks: list[EnqueueAck] = []
+        of_session: dict[str, list[MailboxMessage]] = {}
         for message in messages:
-            session = self._session(message.to)
-            before = database.changed_rows()
-            database.run(SQL.remember, (session, message.msg_id, next_id, now_ms))
-            is_new = database.changed_rows() > before
-            if is_new:
-                earlier = database.value(SQL.last_rank_of_pair, (session, message.sender))
-                rank = message.created_at if earlier is None else max(message.created_at, earlier)
-                body = encode_message(message)
-                database.run(
-                    SQL.add_message,
-                    (
-                        next_id,
-                        session,
-                        message.msg_id,
-                        message.sender,
-                        rank,
-                        message.created_at,
-                        message.attempt,
-                        expires_at_ms,
-                        body,
-                    ),
-                )
-                database.run(SQL.count_pending, (1, session))
-                next_id += 1
-            pending = database.value(SQL.pending, (session,))
-            acks.append(EnqueueAck(msg_id=message.msg_id, queued=is_new, pending=pending))
+            of_session.setdefault(message.to, []).append(message)
+        is_new: dict[tuple[str, str], int] = {}
+        for name, group in of_session.items():
+            for msg_id, pending in self._enqueue_group(name, group, now_ms).items():
+                is_new[name, msg_id] = pending
+        acks: list[EnqueueAck] = []
+        pending_of: dict[str, int] = {}
+        for message in messages:
+            # Of the same id twice in a batch, the first is queued.
+            queued = is_new.pop((message.to, message.msg_id), None)
+            if queued is not None:
+                pending_of[message.to] = queued
+            pending = pending_of.get(message.to)
+            if pending is None:
+                pending = self._database.value(SQL.pending, (self._session(message.to),))
+            acks.append(EnqueueAck(msg_id=message.msg_id, queued=queued is not None, pending=pending))
         return acks
+
+    def _enqueue_group(self, name: str, messages: Sequence[MailboxMessage], now_ms: int) -> dict[str, int]:
+        """Queue the messages of one session whose ids are new: each with how many are pending once it is queued."""
+        database, session = self._database, self._session(name)
+        by_id = {message.msg_id: message for message in reversed(messages)}
+        seen = {msg_id for msg_id in by_id if database.row(SQL.seen, (session, msg_id)) is not None}
+        fresh = [message for message in messages if message.msg_id not in seen and by_id[message.msg_id] is message]
+        if not fresh:
+            return {}
+        first_id = database.value(SQL.last_message) + 1
+        pending = database.value(SQL.pending, (session,))
+        expires_at_ms = now_ms + round(self._policy.ttl_seconds * 1000)
+        ranks: dict[str, int] = {}
+        remembered: list[tuple[object, ...]] = []
+        rows: list[tuple[object, ...]] = []
+        for number, message in enumerate(fresh, first_id):
+            sender, created_at = message.sender, message.created_at
+            if sender not in ranks:
+                ranks[sender] = database.value(SQL.last_rank_of_pair, (session, sender)) or 0
+            rank = ranks[sender] = max(created_at, ranks[sender])
+            remembered.append((session, message.msg_id, number, now_ms))
+            body = encode_message(message)
+            rows.append(
+                (number, session, message.msg_id, sender, rank, created_at, message.attempt, expires_at_ms, body)
+            )
+        database.run_many(SQL.remember, remembered)
+        database.run_many(SQL.add_message, rows)
+        database.run(SQL.count_pending, (len(fresh), session))
+        return {message.msg_id: pending + count for count, message in enumerate(fresh, 1)}
 
     def dequeue(self, session_name: str, limit: int, *, now_ms: int) -> list[MailboxMessage]:
         self.sweep(now_ms=now_ms)
@@ -84,24 +100,20 @@ class Book:
             return []
         picker = Picker(self._database, session, now_ms=now_ms)
         due_at_ms = now_ms + round(self._policy.in_flight_timeout_seconds * 1000)
-        taken: list[MailboxMessage] = []
+        taken: list[Stored] = []
         while len(taken) < limit and (found := picker.next_messages(limit - len(taken))):
-            for each in found:
-                # The sweep above may have left some: nobody is handed what has expired.
-                if each.expires_at_ms <= now_ms:
-                    self._end(each, MailboxSignal.TTL)
-                    continue
-                walk(MAILBOX, each.state, MailboxSignal.DEQUEUE)
-                self._database.run(SQL.hand_out, (due_at_ms, each.id))
-                taken.append(_message(each.body, each.attempt))
+            # The sweep above may have left some: nobody is handed what has expired.
+            self._end([each for each in found if each.expires_at_ms <= now_ms], MailboxSignal.TTL)
+            living = [each for each in found if each.expires_at_ms > now_ms]
+            self._database.run_many(SQL.hand_out, [(due_at_ms, each.id) for each in living])
+            taken += living
         if taken:
             self._database.run(SQL.count_pending, (-len(taken), session))
-        return taken
+        return [_message(each.body, each.attempt) for each in taken]
 
     def ack(self, session_name: str, msg_ids: Sequence[str], *, now_ms: int) -> None:
         self.sweep(now_ms=now_ms)
-        for each in self._in_flight(session_name, msg_ids, MailboxSignal.ACK):
-            self._end(each, MailboxSignal.ACK)
+        self._end(self._in_flight(session_name, msg_ids, MailboxSignal.ACK), MailboxSignal.ACK)
 
     def nack(self, session_name: str, msg_id: str, reason: str, *, now_ms: int) -> None:
         self.sweep(now_ms=now_ms)
@@ -165,8 +177,7 @@ class Book:
         """End what outlived its time, and nack what nobody acked in time (MBX-6). Gives how many there were."""
         # The TTL first: what is past both ends as expired, as it would have in time.
         expired = [stored(row) for row in self._database.rows(SQL.past_ttl, (now_ms, limit))]
-        for each in expired:
-            self._end(each, MailboxSignal.TTL)
+        self._end(expired, MailboxSignal.TTL)
         silent = [stored(row) for row in self._database.rows(SQL.overdue_in_flight, (now_ms, limit))]
         for each in silent:
             # As if it had been nacked when its time was over, not when somebody looked.
@@ -197,20 +208,26 @@ class Book:
             self._database.run(SQL.retry, (outcome.attempts, due_at_ms, each.id))
             self._database.run(SQL.count_pending, (1, each.session))
 
-    def _end(self, each: Stored, signal: MailboxSignal) -> None:
-        state = walk(MAILBOX, each.state, signal)[-1]
-        self._database.run(SQL.drop_message, (each.id,))
-        self._database.run(SQL.note_end, (state.value, each.session, each.msg_id))
-        if each.state is MailboxState.PENDING:
-            self._database.run(SQL.count_pending, (-1, each.session))
+    def _end(self, ended: Sequence[Stored], signal: MailboxSignal) -> None:
+        if not ended:
+            return
+        ends = [(walk(MAILBOX, each.state, signal)[-1].value, each.session, each.msg_id) for each in ended]
+        self._database.run_many(SQL.drop_message, [(each.id,) for each in ended])
+        self._database.run_many(SQL.note_end, ends)
+        waited = [(-1, each.session) for each in ended if each.state is MailboxState.PENDING]
+        if waited:
+            self._database.run_many(SQL.count_pending, waited)
 
     def _in_flight(self, session_name: str, msg_ids: Sequence[str], signal: MailboxSignal) -> list[Stored]:
         """The messages that the signal moves. Those it leaves as they are (a repeat) are left out; others refuse it."""
+        session = self._known_session(session_name)
         moved: list[Stored] = []
         for msg_id in dict.fromkeys(msg_ids):
-            state, found = self._look_up(session_name, msg_id)
-            if walk(MAILBOX, state, signal) and found is not None:
-                moved.append(found)
+            row = None if session is None else self._database.row(SQL.living, (session, msg_id))
+            each = None if row is None else stored(row)
+            state = self._look_up(session_name, msg_id)[0] if each is None else each.state
+            if walk(MAILBOX, state, signal) and each is not None:
+                moved.append(each)
         return moved
 
     def _look_up(self, session_name: str, msg_id: str) -> tuple[MailboxState, Stored | None]:

@@ -11,7 +11,15 @@ UPDATE sessions SET pending = pending + ? WHERE id = ?
 SELECT pending FROM sessions WHERE id = ?
 
 -- name: remember
-INSERT INTO remembered (session, msg_id, message, seen_at_ms) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+INSERT INTO remembered (session, msg_id, message, seen_at_ms) VALUES (?, ?, ?, ?)
+
+-- name: seen
+SELECT msg_id FROM remembered WHERE session = ?1 AND msg_id = ?2
+
+-- name: living
+SELECT m.id, m.session, m.msg_id, m.sender, m.state, m.rank, m.attempt, m.due_at_ms, m.expires_at_ms, m.body
+FROM remembered AS r JOIN messages AS m ON m.id = r.message
+WHERE r.session = ?1 AND r.msg_id = ?2 AND m.state IN ('pending', 'in_flight')
 
 -- name: remembered
 SELECT message, ended FROM remembered WHERE session = ? AND msg_id = ?

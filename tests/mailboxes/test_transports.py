@@ -1,0 +1,170 @@
+"""What is particular to a transport: its wire, what it refuses, and what it adds."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentpost.edges.mailbox.carriers import UnixCarrier, WebSocketCarrier
+from agentpost.edges.mailbox.connecting import connect
+from agentpost.edges.mailbox.serving import serve_http
+from agentpost.edges.mailbox.unix import serve_unix
+from agentpost.mailbox.file import FileMailbox
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import to_wire
+from tests.mailboxes.building import message
+from tests.mailboxes.conftest import TOKEN
+
+CALL: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "peek", "params": {"session": "bob"}}
+
+
+async def lines(path: Path, *sent: bytes, answers: int) -> list[dict[str, Any]]:
+    """Send raw bytes to the socket and give what it answers."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"".join(sent))
+    got = [json.loads(await asyncio.wait_for(reader.readline(), 30)) for _ in range(answers)]
+    writer.close()
+    return got
+
+
+@pytest.mark.req("MBX-10")
+async def test_bad_lines_are_refused_and_the_next_is_answered(file: FileMailbox, tmp_path: Path) -> None:
+    """What is not JSON, not a call, or no method is refused with a sentence, and the connection goes on."""
+    bad: list[Any] = [
+        {"id": 1},
+        {**CALL, "method": 7},
+        {**CALL, "params": [1]},
+        {**CALL, "id": 2, "method": "drop_tables"},
+        {**CALL, "id": 3, "params": {}},
+        {**CALL, "id": 4, "params": {"session": "bob", "limit": "x"}},
+        {**CALL, "id": 5, "params": {"session": "bob", "unknown": 1}},
+        {**CALL, "id": 6, "params": {"session": "bob", "case": "kebab"}},
+    ]
+    sent = [b"{not json\n", *(json.dumps(each).encode() + b"\n" for each in bad)]
+    async with serve_unix(file, tmp_path / "mail.sock"):
+        answers = await lines(tmp_path / "mail.sock", *sent, json.dumps(CALL).encode() + b"\n", answers=len(sent) + 1)
+    refused = [each for each in answers if "error" in each]
+    assert len(refused) == len(sent)
+    assert all(each["error"]["data"]["code"] in {"malformed", "not_found", "invalid_field"} for each in refused)
+    assert [each["result"] for each in answers if "result" in each] == [[]]
+
+
+@pytest.mark.req("MBX-1")
+async def test_names_are_written_as_the_caller_likes(file: FileMailbox, tmp_path: Path) -> None:
+    """A message in camelCase is read, and comes back in camelCase for who asks for that, in snake_case otherwise."""
+    camel = {"msgId": "m1", "from": "ada", "to": "bob", "payload": "x", "createdAt": 5, "attempt": 0}
+    async with serve_http(file, host="127.0.0.1", port=0, token=None) as url, httpx.AsyncClient(base_url=url) as http:
+        queued = await http.post("/ansible/mailbox/bob/enqueue?case=camel", json=camel)
+        assert queued.json() == {"msgId": "m1", "queued": True, "pending": 1}
+        assert (await http.get("/ansible/mailbox/bob/peek")).json()[0]["msg_id"] == "m1"
+        got = await http.post("/ansible/mailbox/bob/dequeue?case=camel", json={"waitSeconds": 0})
+        assert got.json() == camel
+        assert (await http.post("/ansible/mailbox/bob/dequeue", json={})).status_code == 204
+        acked = await http.post("/ansible/mailbox/bob/ack", json={"msgId": "m1"})
+        assert acked.status_code == 204
+
+
+async def test_http_refuses_with_the_code_and_a_sentence(file: FileMailbox) -> None:
+    """A wrong session, an unknown operation, a bad body and an unknown id each have their status and code."""
+    sent = to_wire(message())
+    async with serve_http(file, host="127.0.0.1", port=0, token=None) as url, httpx.AsyncClient(base_url=url) as http:
+        for path, body, status, code in (
+            ("/ansible/mailbox/eve/enqueue", sent, 400, "invalid_field"),
+            ("/ansible/mailbox/bob/explode", {}, 404, "not_found"),
+            ("/ansible/mailbox/bob/ack", {"msg_id": "m9"}, 404, "not_found"),
+            ("/ansible/mailbox/bob/ack", {}, 400, "invalid_field"),
+            ("/ansible/mailbox/bob/dequeue", {"wait_seconds": 1e9}, 400, "invalid_field"),
+            ("/ansible/mailbox/bob/extend", {"msg_id": "m1", "seconds": -1}, 400, "invalid_field"),
+        ):
+            answer = await http.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), path
+        assert (await http.get("/ansible/mailbox/bob/peek?limit=0")).status_code == 400
+    assert await file.peek("bob") == []
+
+
+@pytest.mark.req("MBX-10")
+async def test_nobody_comes_in_without_the_token(file: FileMailbox) -> None:
+    """HTTP and WebSocket both want the token; without it nothing is told and nothing happens."""
+    async with serve_http(file, host="127.0.0.1", port=0, token=TOKEN) as url:
+        async with httpx.AsyncClient(base_url=url) as http:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+                answer = await http.post("/ansible/mailbox/bob/enqueue", json=to_wire(message()), headers=headers)
+                assert answer.status_code == 401
+                assert TOKEN not in answer.text
+        with pytest.raises(Refusal) as refused:
+            await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox", token="wrong")  # noqa: S106
+        assert refused.value.code is Code.UNAVAILABLE
+    assert await file.peek("bob") == []
+
+
+async def test_messages_are_pushed_as_long_as_there_is_credit(file: FileMailbox) -> None:
+    """A subscriber is handed what comes, no more than its credit at a time, and gets the next after an ack."""
+    async with serve_http(file, host="127.0.0.1", port=0, token=None) as url:
+        carrier = await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox")
+        try:
+            await carrier.call("subscribe", {"session": "bob", "credit": 2})
+            await file.enqueue_many([message(f"m{n}") for n in range(3)])
+            first = [(await asyncio.wait_for(carrier.pushed.get(), 30))["message"]["msg_id"] for _ in range(2)]
+            assert first == ["m0", "m1"]
+            assert carrier.pushed.empty()
+            await carrier.call("ack", {"session": "bob", "msg_id": "m0"})
+            pushed = await asyncio.wait_for(carrier.pushed.get(), 30)
+            assert pushed["message"]["msg_id"] == "m2"
+            with pytest.raises(Refusal) as refused:
+                await carrier.call("subscribe", {"session": "bob"})
+            assert refused.value.code is Code.CONFLICT
+            await carrier.call("unsubscribe", {"session": "bob"})
+            await file.enqueue(message("m3"))
+            assert [each.msg_id for each in await file.peek("bob") if each.state == "pending"] == ["m3"]
+        finally:
+            await carrier.close()
+
+
+async def test_the_socket_is_the_owners_and_only_one_serves_it(file: FileMailbox, tmp_path: Path) -> None:
+    """Others cannot open the socket, a second server is refused, a dead one is replaced, a file is left alone."""
+    path = tmp_path / "mail.sock"
+    async with serve_unix(file, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(Refusal) as refused:
+            async with serve_unix(file, path):
+                pass
+        assert refused.value.code is Code.CONFLICT
+        assert (await lines(path, json.dumps(CALL).encode() + b"\n", answers=1))[0]["result"] == []
+    path.write_text("somebody's file")
+    with pytest.raises(Refusal):
+        async with serve_unix(file, path):
+            pass
+    assert path.read_text() == "somebody's file"
+
+
+async def test_a_server_that_goes_away_is_told(file: FileMailbox, tmp_path: Path) -> None:
+    """A call on a connection whose server stopped is refused as unavailable, and does not hang."""
+    async with serve_unix(file, tmp_path / "mail.sock"):
+        carrier = await UnixCarrier.connect(str(tmp_path / "mail.sock"))
+        waiting = asyncio.ensure_future(carrier.call("dequeue", {"session": "bob", "wait_seconds": 60}))
+        await carrier.call("peek", {"session": "bob"})
+    with pytest.raises(Refusal) as refused:
+        await waiting
+    assert refused.value.code is Code.UNAVAILABLE
+    await carrier.close()
+
+
+@pytest.mark.req("MBX-10")
+async def test_an_address_names_the_transport(file: FileMailbox, tmp_path: Path) -> None:
+    """One function opens all four; what one of them enqueues, the others see."""
+    async with (
+        serve_unix(file, tmp_path / "mail.sock"),
+        serve_http(file, host="127.0.0.1", port=0, token=TOKEN) as url,
+    ):
+        addresses = [str(tmp_path / "mail.db"), f"unix:{tmp_path}/mail.sock", url, url.replace("http", "ws")]
+        for number, address in enumerate(addresses):
+            async with await connect(address, token=TOKEN) as mailbox:
+                await mailbox.enqueue(message(f"m{number}"))
+                assert len(await mailbox.peek("bob")) == number + 1
+    with pytest.raises(Refusal) as refused:
+        await connect(f"unix:{tmp_path}/nobody.sock")
+    assert refused.value.code is Code.UNAVAILABLE
