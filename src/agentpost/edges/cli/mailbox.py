@@ -202,6 +202,14 @@ def purge(
     _with_mailbox(at, token_file, lambda mailbox: mailbox.purge(session))
 
 
+@mailbox_app.command(epilog="Example: [bold]agentpost mailbox typescript > mailbox.d.ts[/bold]")
+def typescript() -> None:
+    """The types of the protocol as a TypeScript declaration file."""
+    from agentpost.mailbox.typescript import declarations
+
+    typer.echo(declarations(), nl=False)
+
+
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox serve --socket ~/mail.sock[/bold]")
 def serve(
     file: Annotated[Path, typer.Option("--file", help="The mailbox file.")] = Path(_DEFAULT_AT),
