@@ -190,10 +190,13 @@ class Book:
         self._database.run(SQL.forget, (now_ms - round(self._policy.retention_seconds * 1000), limit))
         return self._database.changed_rows() - before
 
-    def next_held_ms(self, session_name: str) -> int | None:
-        """When the first of the messages that wait for another try may be handed out."""
-        session = self._known_session(session_name)
-        return None if session is None else self._database.value(SQL.next_held, (session,))
+    def state_of(self, session_name: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
+        """Where a message is in its life, and why it is a dead letter; None for what is purged or never was."""
+        try:
+            state, found = self._look_up(session_name, msg_id)
+        except Refusal:
+            return None, None
+        return state, None if found is None else self._database.value(SQL.reason, (found.id,))
 
     def _nack(self, each: Stored, reason: str, *, at_ms: int, signal: MailboxSignal = MailboxSignal.NACK) -> None:
         state = walk(MAILBOX, each.state, signal)[-1]

@@ -16,7 +16,7 @@ from agentpost.mailbox.book import Book
 from agentpost.mailbox.interface import MAX_PAGE, MailboxPolicy
 from agentpost.mailbox.worker import Worker
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.mailbox import DeadLetterEntry, EnqueueAck, MailboxMessage, MessageSummary
+from agentpost.protocol.mailbox import DeadLetterEntry, EnqueueAck, MailboxMessage, MailboxState, MessageSummary
 from agentpost.store.database import Database, FileKind
 from agentpost.store.queries import migrations
 from agentpost.world import Clock, SystemClock
@@ -142,6 +142,10 @@ class FileMailbox:
     async def purge_dead_letter(self, session: str) -> None:
         asking.check_name(session, "session")
         await self._run(lambda _: self._book.purge_dead_letter(session))
+
+    async def state_of(self, session: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
+        """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
+        return await self._swept(lambda: self._book.state_of(session, msg_id))
 
     async def sweep(self) -> int:
         """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""

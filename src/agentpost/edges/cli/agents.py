@@ -30,7 +30,9 @@ def add(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option("--runtime", "-r", help="command, webhook, handler or pull.", show_default="pull, or command"),
+        typer.Option(
+            "--runtime", "-r", help="command, webhook, handler, pull or mailbox.", show_default="pull, or command"
+        ),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-O", help="name=value for the runtime; again for more.")
@@ -44,6 +46,7 @@ def add(
     [bold]webhook[/bold]: each message is posted to a URL, signed, with an idempotency key.
     [bold]handler[/bold]: a Python function, as module:function.
     [bold]pull[/bold]: the agent fetches its messages and settles them itself.
+    [bold]mailbox[/bold]: each message is put into a mailbox file (option file), and the agent's ack settles it.
     """
     options: dict[str, Any] = dict(_pair(text) for text in option or [])
     if command:

@@ -7,6 +7,7 @@ from agentpost.delivery.ports import Runtime
 from agentpost.delivery.pull import PULL
 from agentpost.edges.runtimes.command import CommandOptions, CommandRuntime
 from agentpost.edges.runtimes.handler import HandlerOptions, HandlerRuntime, load_handler
+from agentpost.edges.runtimes.mailbox import MailboxOptions, MailboxRuntime
 from agentpost.edges.runtimes.options import read_options
 from agentpost.edges.runtimes.pull import PullOptions, PullRuntime
 from agentpost.edges.runtimes.webhook import WebhookOptions, WebhookRuntime
@@ -58,9 +59,14 @@ def _pull(options: dict[str, Any], _clock: Clock) -> Runtime:
     return PullRuntime()
 
 
+def _mailbox(options: dict[str, Any], clock: Clock) -> Runtime:
+    return MailboxRuntime(read_options(MailboxOptions, options), clock=clock)
+
+
 RUNTIMES: Final[dict[str, Callable[[dict[str, Any], Clock], Runtime]]] = {
     "command": _command,
     "webhook": _webhook,
     "handler": _handler,
     PULL: _pull,
+    "mailbox": _mailbox,
 }

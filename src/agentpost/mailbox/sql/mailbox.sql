@@ -88,13 +88,8 @@ WHERE state = 'in_flight' AND due_at_ms <= ? ORDER BY due_at_ms LIMIT ?
 SELECT id, session, msg_id, sender, state, rank, attempt, due_at_ms, expires_at_ms, body FROM messages
 WHERE state IN ('pending', 'in_flight') AND expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?
 
--- name: next_change
-SELECT min(at) FROM (
-  SELECT min(due_at_ms) AS at FROM messages WHERE state = 'in_flight'
-  UNION ALL SELECT min(expires_at_ms) FROM messages WHERE state IN ('pending', 'in_flight'))
-
--- name: next_held
-SELECT min(due_at_ms) FROM messages WHERE session = ? AND state = 'pending' AND due_at_ms > 0
+-- name: reason
+SELECT reason FROM messages WHERE id = ?
 
 -- name: in_flight_page
 SELECT msg_id, sender, created_at, attempt, state FROM messages

@@ -1,0 +1,107 @@
+"""Engages an agent through a mailbox: mesh messages become mailbox messages, and its ack or nack settles them.
+
+The mailbox is a file that the agent reads with the mailbox protocol. It tries again by itself what the agent nacks; what
+becomes a dead letter there has failed here. The event's id is the message's, so handing it over again changes nothing.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentpost.delivery.ports import Engagement, Result
+from agentpost.edges.runtimes import answers
+from agentpost.edges.runtimes.options import AtOnce, Options
+from agentpost.mailbox.file import FileMailbox
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, MailboxState
+from agentpost.protocol.timestamps import parse_ms
+from agentpost.world import Clock
+
+__all__ = ["MailboxOptions", "MailboxRuntime"]
+
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LOOK_EVERY_SECONDS: Final = 2.0
+
+
+class MailboxOptions(Options, frozen=True, kw_only=True, rename="camel"):
+    """`file` is the mailbox; `session` is whose it is there, without it the agent's own id."""
+
+    file: str
+    session: str | None = None
+    max_concurrent: AtOnce = 64
+
+
+class MailboxRuntime:
+    is_idempotent = True
+
+    def __init__(self, options: MailboxOptions, *, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._opened: FileMailbox | None = None
+        self.max_concurrent = options.max_concurrent
+
+    def _mailbox(self) -> FileMailbox:
+        if self._opened is None:
+            self._opened = FileMailbox.open(Path(self._options.file).expanduser(), clock=self._clock)
+        return self._opened
+
+    async def engage(self, engagement: Engagement) -> Result:
+        message = _message(engagement, self._options.session or engagement.to_agent_id)
+        try:
+            mailbox = self._mailbox()
+            await mailbox.enqueue(message)
+            return await _outcome(mailbox, message)
+        except Refusal as refusal:
+            return answers.retry(refusal.message)
+
+    async def ask(self, event_id: EventId) -> Result | None:
+        # Handing it over again asks, too.
+        return None
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+
+async def _outcome(mailbox: FileMailbox, message: MailboxMessage) -> Result:
+    """Wait until the agent has settled the message, however long that takes."""
+    pause = _FIRST_LOOK_SECONDS
+    while True:
+        state, reason = await mailbox.state_of(message.to, message.msg_id)
+        match state:
+            case MailboxState.ACKED:
+                return answers.processed(None)
+            case MailboxState.DEAD_LETTER:
+                return answers.failed(reason or "the agent did not take it")
+            case MailboxState.EXPIRED | None:
+                return answers.failed("it waited in the mailbox until it expired, or was purged there")
+            case _:
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, _LOOK_EVERY_SECONDS)
+
+
+def _message(engagement: Engagement, session: str) -> MailboxMessage:
+    """The engagement as a mailbox message: the body is the payload, everything else stands beside it."""
+    content = engagement.content
+    extra = {
+        "corr_id": engagement.corr_id,
+        "kind": engagement.kind.value,
+        "subject": content.subject,
+        "context": content.context,
+        "ref_event_id": engagement.ref_event_id,
+        "expects_reply": engagement.expects_reply or None,
+    }
+    return MailboxMessage(
+        msg_id=engagement.event_id,
+        # An answer that is enqueued to this address travels back through the mesh.
+        sender=f"{engagement.from_agent_id}@{engagement.from_node_id}",
+        to=session,
+        payload=content.body or "",
+        created_at=parse_ms(engagement.created_at) // 1000,
+        attempt=0,
+        protocol_version=PROTOCOL_VERSION,
+        extra=msgspec.to_builtins({name: value for name, value in extra.items() if value is not None}),
+    )

@@ -1,0 +1,62 @@
+"""An agent of the mesh that reads a mailbox: its acks and nacks settle what it was sent."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentpost.delivery.ports import Content, Engagement, ResultKind
+from agentpost.edges.runtimes.mailbox import MailboxOptions, MailboxRuntime
+from agentpost.mailbox.file import FileMailbox
+from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.payloads import Kind
+from agentpost.testing import FakeClock
+
+EVENT = EventId("evt_01ARZ3NDEKTSV4RRFFQ69G5FAV")
+ENGAGEMENT = Engagement(
+    event_id=EVENT,
+    corr_id=CorrId("corr_01ARZ3NDEKTSV4RRFFQ69G5FAV"),
+    kind=Kind.MESSAGE,
+    to_agent_id="builder",
+    from_agent_id="ada",
+    from_node_id="laptop",
+    created_at="2026-02-25T16:22:10.000Z",
+    attempt=1,
+    content=Content(subject="build", body="make all", context={"branch": "main"}),
+)
+
+
+@pytest.mark.req("MBX-5")
+async def test_an_ack_settles_the_mesh_message(tmp_path: Path, clock: FakeClock) -> None:
+    """The agent finds the body as the payload and an address to answer to; its ack is the outcome."""
+    runtime = MailboxRuntime(MailboxOptions(file=str(tmp_path / "mail.db")), clock=clock)
+    turn = asyncio.ensure_future(runtime.engage(ENGAGEMENT))
+    async with FileMailbox.open(tmp_path / "mail.db", clock=clock) as mailbox:
+        got = await mailbox.dequeue("builder", wait_seconds=30)
+        assert got is not None
+        assert (got.msg_id, got.sender, got.payload) == (EVENT, "ada@laptop", "make all")
+        assert got.extra["subject"] == "build"
+        assert got.extra["context"] == {"branch": "main"}
+        assert not turn.done()
+        await mailbox.ack("builder", EVENT)
+        assert (await turn).kind is ResultKind.PROCESSED
+        # After a crash it is handed over again, and the agent is not bothered a second time.
+        assert (await runtime.engage(ENGAGEMENT)).kind is ResultKind.PROCESSED
+        assert await mailbox.dequeue("builder") is None
+    await runtime.close()
+
+
+@pytest.mark.req("MBX-5", "RTY-4")
+async def test_a_dead_letter_of_the_mailbox_has_failed(tmp_path: Path, clock: FakeClock) -> None:
+    """Nacked until the mailbox gives up: the mesh is told that it failed, with the agent's reason."""
+    runtime = MailboxRuntime(MailboxOptions(file=str(tmp_path / "mail.db"), session="desk"), clock=clock)
+    turn = asyncio.ensure_future(runtime.engage(ENGAGEMENT))
+    async with FileMailbox.open(tmp_path / "mail.db", clock=clock) as mailbox:
+        for _ in range(4):
+            assert await mailbox.dequeue("desk", wait_seconds=30) is not None
+            await mailbox.nack("desk", EVENT, "no compiler")
+            clock.advance(60_000)
+        result = await turn
+    assert result.kind is ResultKind.FAILED
+    assert "no compiler" in (result.error or "")
+    await runtime.close()
