@@ -1,7 +1,7 @@
 """Engages an agent through a mailbox: mesh messages become mailbox messages, and its ack or nack settles them.
 
-The mailbox is a file that the agent reads with the mailbox protocol. It tries again by itself what the agent nacks; what
-becomes a dead letter there has failed here. The event's id is the message's, so handing it over again changes nothing.
+The mailbox is a file that the agent reads with the mailbox protocol. It tries again by itself what the agent nacks;
+what becomes a dead letter there has failed here. The event's id is the message's: a second hand-over changes nothing.
 """
 
 import asyncio
