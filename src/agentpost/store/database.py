@@ -173,6 +173,12 @@ class Database:
         row = self.row(sql, values)
         return row[0] if row is not None else None
 
+    def run_for(self, sql: str, values: Sequence[Any], keys: Sequence[str]) -> None:
+        """Run a statement whose last parameter is a list of texts."""
+        self.writes += 1
+        with translated:
+            self._connection.execute(sql, (*values, apsw.carray(tuple(keys))))
+
     def rows_for(self, sql: str, keys: Sequence[str]) -> list[Row]:
         """The rows of a statement whose one parameter is a list of texts; no key, no row."""
         return self.rows(sql, (apsw.carray(tuple(keys)),)) if keys else []

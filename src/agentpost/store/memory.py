@@ -234,7 +234,7 @@ class MemoryStore(MemoryDeliveries):
 
     async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
-        rules.check_in_time(self._inbound(entry).event, now_ms=at_ms)
+        rules.check_in_time(self._inbound(entry).raw, event_id, now_ms=at_ms)
         attempts = entry.attempts + 1
         self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
         return attempts
@@ -254,6 +254,8 @@ class MemoryStore(MemoryDeliveries):
             replace(
                 entry,
                 state=LedgerState.SETTLED,
+                attempts=entry.attempts + (settlement.engaged_at_ms is not None),
+                engaged_at_ms=settlement.engaged_at_ms or entry.engaged_at_ms,
                 settled_at_ms=settlement.at_ms,
                 outcome=settlement.outcome,
                 error=settlement.error,

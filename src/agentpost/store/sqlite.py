@@ -193,13 +193,13 @@ class SqliteStore:
         return self._writer.submit(lambda tx: inbox.accept(tx, batch))
 
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
-        return self._writer.submit(lambda tx: inbox.engage(tx, event_id, to_agent_id, at_ms))
+        return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms))
 
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error))
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: inbox.settle(tx, settlement))
+        return self._writer.ask(inbox.settle, settlement)
 
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)

@@ -177,12 +177,16 @@ class BacklogItem(Struct, frozen=True, kw_only=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
-    """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries."""
+    """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries.
+
+    `engaged_at_ms` is set for an attempt that was not recorded when it began: it counts with its outcome.
+    """
 
     event_id: EventId
     to_agent_id: str
     outcome: Outcome
     at_ms: int
+    engaged_at_ms: int | None = None
     events: tuple[Event, ...]
     deliveries: tuple[Delivery, ...] = ()
     error: str | None = None

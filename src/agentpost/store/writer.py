@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -31,6 +32,7 @@ __all__ = ["Writer"]
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 # A crowd is split in two: while SQLite writes one half without Python, the callers of the other half run.
 _SPLIT_ABOVE_JOBS: Final = 128
@@ -41,6 +43,10 @@ _FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
 _SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
 
 
+# Does the same for many callers at once: an answer for each, which is a refusal for one that changed nothing.
+Many = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
+
+
 class _Job(Struct, eq=False):
     """A piece of work, the future of whoever waits for it, and what came of it.
 
@@ -48,10 +54,9 @@ class _Job(Struct, eq=False):
     """
 
     future: "asyncio.Future[Any]"
-    # Appends are nearly all there is to do, so they need no function of their own: None means `append` of these.
-    work: Callable[[Transaction], Any] | None = None
-    events: Sequence[Event] = ()
-    deliveries: Sequence[Delivery] = ()
+    # What is asked of `many`, which takes neighbours who ask the same together; without it, a function to call.
+    asked: Any
+    many: Many | None = None
     result: Any = None
     error: Exception | None = None
 
@@ -82,16 +87,19 @@ class Writer:
 
     def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
         """Run `work` in the next transaction. The future is done when that is durable."""
-        future: asyncio.Future[T] = self._callers_loop().create_future()
-        self._waiting.put(_Job(future, work))
-        if self._stopped:
-            self._refuse_leftovers()
-        return future
+        return self._put(work, None)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery]) -> "asyncio.Future[Appended]":
         """Append in the next transaction."""
-        future: asyncio.Future[Appended] = self._callers_loop().create_future()
-        self._waiting.put(_Job(future, None, events, deliveries))
+        return self._put((events, deliveries), _append_many)
+
+    def ask(self, many: Callable[[Transaction, Sequence[A]], Sequence[T | Refusal]], asked: A) -> "asyncio.Future[T]":
+        """Have `many` do this in the next transaction, together with what others ask of it at the same time."""
+        return self._put(asked, many)
+
+    def _put(self, asked: Any, many: Many | None) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = self._callers_loop().create_future()
+        self._waiting.put(_Job(future, asked, many))
         if self._stopped:
             # It may have come after the last look of the thread; whoever finds it in the queue answers.
             self._refuse_leftovers()
@@ -168,28 +176,30 @@ class Writer:
     def _try_together(self, jobs: list[_Job]) -> bool:
         """Whether each job has its answer. A job that changed nothing may fail without spoiling the others."""
         transaction, database = self._transaction, self._database
-        append = transaction.append
-        job = None
+        is_of_one = True
         try:
-            transaction.begin(only_appends=all(job.work is None for job in jobs))
-            for job in jobs:
-                before = database.writes
-                try:
-                    work = job.work
-                    job.result = append(job.events, job.deliveries) if work is None else work(transaction)
-                except Exception as error:
-                    job.error = _as_refusal(error)
-                    if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
-                        raise
-            job = None
+            transaction.begin(only_appends=all(job.many is _append_many for job in jobs))
+            for many, group in groupby(jobs, key=_many_of):
+                if many is not None:
+                    _do_together(transaction, many, list(group))
+                    continue
+                for job in group:
+                    before = database.writes
+                    try:
+                        job.result = job.asked(transaction)
+                    except Exception as error:
+                        job.error = _as_refusal(error)
+                        if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
+                            raise
+            is_of_one = False
             transaction.commit()
         except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
             self._undo()
             if isinstance(error, Refusal) and error.code in _FATAL:
                 self._fail(error)
             # A full disk is full for all of them; whatever else a commit fails for belongs to one of them.
-            of_one = job is not None or not isinstance(error, Refusal)
-            if of_one and len(jobs) > 1 and self._failure is None:
+            is_of_one = is_of_one or not isinstance(error, Refusal)
+            if is_of_one and len(jobs) > 1 and self._failure is None:
                 return False
             for each in jobs:
                 each.error = each.error or self._failure or _as_refusal(error)
@@ -226,6 +236,33 @@ class Writer:
                 except Exception:  # noqa: BLE001 - see below
                     # Those who wait for an answer must get it, whatever the gateway makes of the news.
                     _log.exception("the gateway could not take the news of a failed disk")
+
+
+def _many_of(job: _Job) -> Many | None:
+    return job.many
+
+
+def _do_together(transaction: Transaction, many: Many, jobs: list[_Job]) -> None:
+    for job, answer in zip(jobs, many(transaction, [job.asked for job in jobs]), strict=True):
+        if isinstance(answer, Refusal):
+            if answer.code in _SPOILS_ALL:
+                raise answer
+            job.error = answer
+        else:
+            job.result = answer
+
+
+def _append_many(
+    transaction: Transaction, appends: Sequence[tuple[Sequence[Event], Sequence[Delivery]]]
+) -> list[Appended | Refusal]:
+    append = transaction.append
+    answers: list[Appended | Refusal] = []
+    for events, deliveries in appends:
+        try:
+            answers.append(append(events, deliveries))
+        except Refusal as refusal:
+            answers.append(refusal)
+    return answers
 
 
 def _as_refusal(error: Exception) -> Exception:
