@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
@@ -30,7 +31,7 @@ from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.snapshot import AgentRecord
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Inbound, Incident
+from agentpost.store.values import Acceptance, Accepted, Inbound, Incident
 from agentpost.world import Clock
 
 __all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event", "recipients_of"]
@@ -103,6 +104,15 @@ def recipients_of(event: Event) -> tuple[str, ...]:
     return (*named, event.to_agent_id)
 
 
+def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail]]:
+    """What is new for each agent, in the order of the inbox."""
+    events = {inbound.event.event_id: inbound.event for inbound in reading.events if inbound.acks}
+    mail: dict[str, list[Mail]] = {}
+    for (event_id, agent_id), inbox_seq in zip(accepted.new, accepted.inbox_seqs, strict=True):
+        mail.setdefault(agent_id, []).append(Mail(inbox_seq=inbox_seq, event=events[event_id], is_fresh=True))
+    return mail
+
+
 class Intake:
     """One for each gateway. Two readers of the same source must not be in `take` at once."""
 
@@ -156,8 +166,8 @@ class Intake:
         if accepted.new:
             # The `accepted` ACKs stand in our own outbox now (PIPE-2).
             self._wakeups.outbox_grew()
-            for agent_id in sorted({agent_id for _, agent_id in accepted.new}):
-                self._wakeups.inbox_grew(agent_id)
+            for agent_id, mail in _mail_by_agent(reading, accepted).items():
+                self._wakeups.inbox_grew(agent_id, mail)
         if reading.changes:
             self._wakeups.timer_set()
             self._wakeups.deliveries_moved(reading.changes)

@@ -72,19 +72,26 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         SQL.move_cursor,
         (batch.source_node_id, batch.source_epoch, batch.through_seq, batch.through_chain, batch.at_ms),
     )
-    return Accepted(new=tuple(new), repeated=tuple(repeated), orphans=tuple(orphans), cursor_seq=batch.through_seq)
+    return Accepted(
+        new=tuple(new),
+        inbox_seqs=tuple(new.values()),
+        repeated=tuple(repeated),
+        orphans=tuple(orphans),
+        cursor_seq=batch.through_seq,
+    )
 
 
 def _take(
     tx: Transaction, batch: Acceptance, events: Sequence[Inbound]
-) -> tuple[list[tuple[EventId, str]], list[tuple[EventId, str]], list[Event]]:
+) -> tuple[dict[tuple[EventId, str], int], list[tuple[EventId, str]], list[Event]]:
+    """The pairs that are new, with their places in the inbox; those that were known; the ACKs of the new ones."""
     wanted = [inbound for inbound in events if inbound.acks]
     event_ids = [inbound.event.event_id for inbound in wanted]
     in_inbox: dict[str, int] = dict(tx.database.rows_for(SQL.known_inbox_events, event_ids))
     in_ledger = {(row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids)}
     inbox_rows: list[Row] = []
     ledger_rows: list[Row] = []
-    new: list[tuple[EventId, str]] = []
+    new: dict[tuple[EventId, str], int] = {}
     repeated: list[tuple[EventId, str]] = []
     acks: list[Event] = []
     for inbound in wanted:
@@ -110,7 +117,7 @@ def _take(
                 )
             in_ledger.add((event_id, agent_id))
             ledger_rows.append((event_id, agent_id, in_inbox[event_id], batch.at_ms))
-            new.append((event_id, agent_id))
+            new[event_id, agent_id] = in_inbox[event_id]
             acks.append(ack)
     tx.database.run_many(SQL.take_event, inbox_rows)
     tx.database.run_many(SQL.open_ledger_entry, ledger_rows)

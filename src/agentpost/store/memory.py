@@ -191,7 +191,13 @@ class MemoryStore(MemoryDeliveries):
             last_chain=batch.through_chain,
             updated_at_ms=batch.at_ms,
         )
-        return Accepted(new=tuple(new), repeated=tuple(repeated), orphans=tuple(orphans), cursor_seq=batch.through_seq)
+        return Accepted(
+            new=tuple(new),
+            inbox_seqs=tuple(self._inbox_places[event_id] for event_id, _ in new),
+            repeated=tuple(repeated),
+            orphans=tuple(orphans),
+            cursor_seq=batch.through_seq,
+        )
 
     def _sorted_out(self, events: Sequence[Inbound]) -> tuple[dict[Pair, Event], list[Pair], dict[EventId, Inbound]]:
         """The pairs that are new, each with its ACK; those that are known; the events that the inbox has to take."""

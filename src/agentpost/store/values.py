@@ -130,9 +130,13 @@ class Acceptance(Struct, frozen=True, kw_only=True):
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """What a batch changed: the (event, agent) pairs that are new here, and those that were known."""
+    """What a batch changed: the (event, agent) pairs that are new here, and those that were known.
+
+    `inbox_seqs` has the place of each new pair in the inbox.
+    """
 
     new: tuple[tuple[EventId, str], ...]
+    inbox_seqs: tuple[int, ...] = ()
     repeated: tuple[tuple[EventId, str], ...]
     orphans: tuple[Change, ...]
     cursor_seq: int
