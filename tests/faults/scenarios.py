@@ -457,7 +457,10 @@ def _accept(
     pairs = {(one.event.event_id, agent): ack for one in batch.events for agent, ack in one.acks.items()}
     new = {pair: ack for pair, ack in pairs.items() if pair not in repeated}
 
-    places = {event_id: place for place, event_id in enumerate(dict.fromkeys(event_id for event_id, _ in new), after_inbox_seq + 1)}
+    places = {
+        event_id: place
+        for place, event_id in enumerate(dict.fromkeys(event_id for event_id, _ in new), after_inbox_seq + 1)
+    }
 
     def check(store: SqliteStore) -> None:
         # CUR-2, RTY-3: the cursor, the inbox with its ledger, the ACKs and the deliveries, and no one without the rest.

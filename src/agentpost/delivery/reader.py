@@ -195,7 +195,7 @@ class OwnReader:
                 await self._store.restart_cursor(own, epoch=self._store.epoch, at_ms=cursor.updated_at_ms)
                 continue
             after_seq = cursor.last_seq if cursor else 0
-            stream = self._store.read_stream(own, after_seq)
+            stream = self._store.read_stream(own, after_seq, may_lag=True)
             if not stream.events and stream.through_seq - after_seq < _OWN_STEP:
                 return
             batch = Batch(

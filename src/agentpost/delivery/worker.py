@@ -254,9 +254,7 @@ class Worker:
             self._lanes.done(mail)
             return self._end(mail, result, engaged_at_ms)
         self._lanes.put_back(
-            replace(
-                mail, attempts=attempt, due_at_ms=due_at_ms, error=result.error, is_unclear=False, is_fresh=False
-            )
+            replace(mail, attempts=attempt, due_at_ms=due_at_ms, error=result.error, is_unclear=False, is_fresh=False)
         )
         return self._postpone(mail, due_at_ms, result.error, engaged_at_ms)
 

@@ -65,12 +65,23 @@ class Store(Protocol):
 
     def head(self) -> Head: ...
 
-    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
-        """The next events after `after_seq`; at least one if there is one."""
+    def read_outbox(
+        self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576, may_lag: bool = False
+    ) -> OutboxSlice:
+        """The next events after `after_seq`; at least one if there is one.
+
+        `may_lag` is for those who hear of every append: what is being told them this moment may not be in it yet.
+        """
         ...
 
     def read_stream(
-        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+        self,
+        consumer_node_id: str,
+        after_seq: int,
+        *,
+        limit: int = 256,
+        max_bytes: int = 1_048_576,
+        may_lag: bool = False,
     ) -> StreamSlice:
         """The next events for one reader, at least one if there is one; the own node reads its local mail so."""
         ...

@@ -114,7 +114,9 @@ class MemoryStore(MemoryDeliveries):
             return self._outbox_floor
         return Head(seq=self._outbox[-1].seq, chain=self._outbox[-1].chain)
 
-    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
+    def read_outbox(
+        self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576, may_lag: bool = False
+    ) -> OutboxSlice:
         self._check_open()
         floor_seq = self._outbox_floor.seq
         start = max(after_seq - floor_seq, 0)
@@ -128,7 +130,13 @@ class MemoryStore(MemoryDeliveries):
         return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
 
     def read_stream(
-        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+        self,
+        consumer_node_id: str,
+        after_seq: int,
+        *,
+        limit: int = 256,
+        max_bytes: int = 1_048_576,
+        may_lag: bool = False,
     ) -> StreamSlice:
         through, end = self.head(), self._streams.end(consumer_node_id)
         events: list[StreamEvent] = []

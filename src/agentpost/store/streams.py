@@ -25,6 +25,7 @@ class GrowingStreams:
         # The ends of the streams, each read when it is first needed; the rows that are not written yet.
         self._chains: dict[str, bytes] = {}
         self._rows: list[tuple[str, int, bytes]] = []
+        self._written: list[tuple[str, int, bytes]] = []
 
     def __len__(self) -> int:
         """How many rows wait to be written."""
@@ -48,11 +49,17 @@ class GrowingStreams:
     def flush(self) -> None:
         if self._rows:
             self._database.run_many(SQL.extend_streams, self._rows)
+            self._written += self._rows
             self._rows = []
+
+    def take_written(self) -> list[tuple[str, int, bytes]]:
+        """The rows that were written since the last call."""
+        written, self._written = self._written, []
+        return written
 
     def forget(self) -> None:
         """The transaction is undone: what the file says counts again."""
-        self._chains, self._rows = {}, []
+        self._chains, self._rows, self._written = {}, [], []
 
 
 def stream_end(database: Database, consumer_node_id: str) -> Head:

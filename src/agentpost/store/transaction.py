@@ -15,7 +15,8 @@ from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after, encode_for_outbox, foreign_source, unplaced
 from agentpost.store.streams import GrowingStreams
-from agentpost.store.values import Appended
+from agentpost.store.tail import Grown
+from agentpost.store.values import Appended, StoredEvent
 
 __all__ = ["Transaction", "delivery_row"]
 
@@ -35,6 +36,7 @@ class Transaction:
         self._chain: bytes = last[1]
         self.inbox_seq: int = database.value(SQL.inbox_latest_seq) or gateway[4]
         self._packed: list[bytes] = []
+        self._events: list[StoredEvent] = []
         self._streams = GrowingStreams(database)
         self._deliveries: list[tuple[object, ...]] = []
         self._durable = (self.seq, self._chain, self.inbox_seq)
@@ -42,7 +44,8 @@ class Transaction:
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
         seq, chain, node_id, packed, streams = self.seq, self._chain, self.node_id, self._packed, self._streams
-        gathered, in_streams = len(packed), len(streams)
+        stored = self._events
+        gathered, in_streams, known = len(packed), len(streams), len(stored)
         try:
             for event in events:
                 if event.source_node_id != node_id:
@@ -53,13 +56,14 @@ class Transaction:
                 # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch
                 # without asking Python for every value.
                 packed.append(event.event_id.encode() + chain + body)
+                stored.append(StoredEvent(seq=seq, chain=chain, raw=body))
                 if event.to_nodes:
                     streams.extend(event.to_nodes, seq, body)
             if deliveries:
                 self._deliveries += _placed(deliveries, events, self.seq)
         except Refusal:
             # What cannot be written leaves no trace, nor do those before it.
-            del packed[gathered:]
+            del packed[gathered:], stored[known:]
             streams.shorten(in_streams)
             raise
         self.database.writes += 1
@@ -90,8 +94,14 @@ class Transaction:
         self.database.commit()
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
+    def take_grown(self) -> Grown:
+        """What the transactions since the last call appended."""
+        grown = Grown(events=self._events, streams=self._streams.take_written())
+        self._events = []
+        return grown
+
     def rollback(self) -> None:
-        self._packed, self._deliveries = [], []
+        self._packed, self._deliveries, self._events = [], [], []
         self._streams.forget()
         self.seq, self._chain, self.inbox_seq = self._durable
         self.database.rollback()

@@ -24,6 +24,7 @@ from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import ConstraintViolated, Database
+from agentpost.store.tail import Grown
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
 
@@ -68,11 +69,17 @@ class Writer:
     """
 
     def __init__(
-        self, database: Database, *, transaction: Transaction, on_failure: Callable[[Refusal], None] | None = None
+        self,
+        database: Database,
+        *,
+        transaction: Transaction,
+        on_failure: Callable[[Refusal], None] | None = None,
+        on_grown: Callable[[Grown], None] | None = None,
     ) -> None:
         self._database = database
         self._transaction = transaction
         self._on_failure = on_failure
+        self._on_grown = on_grown
         self._waiting: SimpleQueue[_Job | None] = SimpleQueue()
         self._failure: Refusal | None = None
         self._stopped = False
@@ -210,7 +217,21 @@ class Writer:
         if jobs:
             # A closed loop has nobody who waits any more, and what was written stays written.
             with contextlib.suppress(RuntimeError):
-                jobs[0].future.get_loop().call_soon_threadsafe(_resolve, jobs)
+                jobs[0].future.get_loop().call_soon_threadsafe(self._resolve, jobs, self._transaction.take_grown())
+
+    def _resolve(self, jobs: list[_Job], grown: Grown) -> None:
+        if self._on_grown is not None:
+            # Before anybody hears that it is there.
+            self._on_grown(grown)
+        for job in jobs:
+            future = job.future
+            if future.done():
+                # Cancelled: its caller does not wait any more.
+                continue
+            if job.error is None:
+                future.set_result(job.result)
+            else:
+                future.set_exception(job.error)
 
     def _undo(self) -> None:
         try:
@@ -269,15 +290,3 @@ def _as_refusal(error: Exception) -> Exception:
     if isinstance(error, ConstraintViolated):
         return Refusal(Code.CONFLICT, f"the store refused it: {error}")
     return error
-
-
-def _resolve(jobs: list[_Job]) -> None:
-    for job in jobs:
-        future = job.future
-        if future.done():
-            # Cancelled: its caller does not wait any more.
-            continue
-        if job.error is None:
-            future.set_result(job.result)
-        else:
-            future.set_exception(job.error)
