@@ -31,7 +31,7 @@ from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.snapshot import AgentRecord
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Accepted, Inbound, Incident
+from agentpost.store.values import Acceptance, Accepted, Inbound, Incident, MirrorBatch
 from agentpost.world import Clock
 
 __all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event", "recipients_of"]
@@ -46,7 +46,10 @@ _NOT_FOR_AGENTS: Final = (AckEvent, SignalEvent, DeadLetterEvent)
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """What was read from one source, checked: `chain` is that of the stream after the last of `raws`."""
+    """What was read from one source, checked: `chain` is that of the stream after the last of `raws`.
+
+    `mirror` is what of the whole outbox was read with it, to be kept for others in the same transaction.
+    """
 
     source_node_id: str
     epoch: str
@@ -54,6 +57,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     through_seq: int
     chain: bytes
     raws: Sequence[bytes]
+    mirror: MirrorBatch | None = None
 
 
 class NewBlob(Struct, frozen=True, kw_only=True):
@@ -160,6 +164,7 @@ class Intake:
                 unreadable=tuple(reading.unreadable),
                 changes=tuple(reading.changes),
                 at_ms=self._clock.now_ms(),
+                mirror=batch.mirror,
             )
         )
         self._wakeups.batch_taken(accepted)

@@ -22,7 +22,7 @@ from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, MirrorBatch, MirrorEvent, MirrorPosition
 from agentpost.world import Clock
 
-__all__ = ["MirrorKeeper", "choose"]
+__all__ = ["Checked", "MirrorKeeper", "choose"]
 
 
 class _Outline(Struct, rename="camel", gc=False):
@@ -35,6 +35,15 @@ class _Outline(Struct, rename="camel", gc=False):
 
 
 _outline = msgspec.msgpack.Decoder(_Outline)
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """A batch for a mirror, the chain of each stream that it extends, and the payloads that it speaks of."""
+
+    batch: MirrorBatch
+    chains: dict[str, bytes]
+    refs: tuple[PayloadRef, ...]
+    has_unreadable: bool
 
 
 class MirrorKeeper:
@@ -58,7 +67,7 @@ class MirrorKeeper:
         self._intake = intake
         self._on_kept = on_kept
         self._on_blobs = on_blobs
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         # Each reader's chain as far as it was seen; None once the start was not seen.
         self._marks: dict[str, bytes] = {}
         self._knows_all = self.position() is None
@@ -68,7 +77,7 @@ class MirrorKeeper:
 
     async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
         """Keep a batch of the whole outbox. Refused, with an incident and nothing kept: what its owner did not sign."""
-        async with self._lock:
+        async with self.lock:
             if self._room.signing_key(self.source_node_id) is None:
                 return Verdict.UNKNOWN
             try:
@@ -80,7 +89,7 @@ class MirrorKeeper:
 
     async def start_over(self) -> None:
         """Begin anew with what the source still has: it pruned events that this mirror never got."""
-        async with self._lock:
+        async with self.lock:
             at = self.position()
             if at is not None:
                 await self._store.restart_mirror(self.source_node_id, epoch=at.epoch, at_ms=self._clock.now_ms())
@@ -102,6 +111,13 @@ class MirrorKeeper:
         is_start = last_seq == 0 and frame.after_seq > 0 and frame.first_chain is not None
         if frame.after_seq != last_seq and not is_start:
             return Verdict.GAP
+        checked = self.check(frame, head, at, is_start=is_start)
+        await self._store.keep_mirror(checked.batch)
+        self.kept(checked)
+        return Verdict.TAKEN
+
+    def check(self, frame: Events, head: OutboxHead, at: MirrorPosition | None, *, is_start: bool = False) -> "Checked":
+        """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so."""
         outlines = [_read_outline(raw) for raw in frame.events]
         first_chain = frame.first_chain if is_start else None
         events = self._chained(frame, outlines, at.last_chain if at else CHAIN_START, first_chain)
@@ -109,29 +125,27 @@ class MirrorKeeper:
             self._knows_all = False
         if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
             raise self._broken("the events are not those that its owner signed")
-        marks = self._checked_marks(head, events)
-        await self._store.keep_mirror(
-            MirrorBatch(
-                source_node_id=self.source_node_id,
-                epoch=frame.epoch,
-                after_seq=frame.after_seq,
-                through_seq=frame.through_seq,
-                events=tuple(events),
-                head=frame.head,
-                signature=frame.signature,
-                at_ms=self._clock.now_ms(),
-            )
+        batch = MirrorBatch(
+            source_node_id=self.source_node_id,
+            epoch=frame.epoch,
+            after_seq=frame.after_seq,
+            through_seq=frame.through_seq,
+            events=tuple(events),
+            head=frame.head,
+            signature=frame.signature,
+            at_ms=self._clock.now_ms(),
         )
-        self._marks |= marks
-        self._on_kept(self.source_node_id, frozenset(marks))
-        blobs = [
-            NewBlob(source_node_id=self.source_node_id, ref=outline.payload_ref)
-            for outline in outlines
-            if outline is not None and outline.payload_ref is not None
-        ]
-        if blobs:
-            self._on_blobs(blobs)
-        return Verdict.TAKEN
+        refs = tuple(each.payload_ref for each in outlines if each is not None and each.payload_ref is not None)
+        return Checked(
+            batch=batch, chains=self._checked_marks(head, events), refs=refs, has_unreadable=None in outlines
+        )
+
+    def kept(self, checked: "Checked") -> None:
+        """A batch that was checked here is on the disk."""
+        self._marks |= checked.chains
+        self._on_kept(self.source_node_id, frozenset(checked.chains))
+        if checked.refs:
+            self._on_blobs([NewBlob(source_node_id=self.source_node_id, ref=ref) for ref in checked.refs])
 
     def _chained(
         self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes, first_chain: bytes | None

@@ -35,6 +35,7 @@ class Verdict(StrEnum):
     GAP = "gap"  # something before it is missing: ask again from the cursor
     STALE = "stale"  # of an earlier life of the source, from somebody who has not heard of the present one
     REGRESSED = "regressed"  # the source's outbox ends before what was read from it
+    APART = "apart"  # what was read for two purposes at once has to be read for each by itself
     UNKNOWN = "unknown"  # nobody in this mesh has the key that would sign for the source, or not any more
 
 
@@ -57,7 +58,7 @@ class StreamReader:
         self._room = room
         self._clock = clock
         self._intake = intake
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._gap_since_ms: int | None = None
         self._may_skip = False
 
@@ -66,8 +67,12 @@ class StreamReader:
 
     async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
         """Take a batch. Refused, with an incident and nothing accepted: what the source did not say like that."""
-        async with self._lock:
+        async with self.lock:
             return await self._take(frame, is_direct=is_direct)
+
+    @property
+    def has_gap(self) -> bool:
+        return self._gap_since_ms is not None
 
     def note_gap(self) -> None:
         """What comes next is missing. The cursor stops, and the time runs (CUR-3)."""

@@ -10,6 +10,7 @@ from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
+from agentpost.store.mirrors import keep_mirror
 from agentpost.store.queries import SQL
 from agentpost.store.rules import (
     check_acceptance,
@@ -62,6 +63,8 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
     """Take a batch: dedupe, inbox, ledger, ACKs, deliveries and cursor, all in this transaction (CUR-2, RTY-3)."""
     at = cursor(tx.database, batch.source_node_id)
     check_acceptance(batch, at)
+    if batch.mirror is not None:
+        keep_mirror(tx, batch.mirror)
     if at is not None and batch.through_seq <= at.last_seq:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
     new, repeated, acks = _take(tx, batch, unseen(batch, at))

@@ -170,14 +170,18 @@ class MemoryStore(MemoryDeliveries):
         self._check_open()
         at = self.cursor(batch.source_node_id)
         rules.check_acceptance(batch, at)
+        if batch.mirror is not None:
+            rules.check_mirror_batch(batch.mirror, self.mirror_position(batch.mirror.source_node_id))
         if at is not None and batch.through_seq <= at.last_seq:
             repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
+            await self._keep_mirror_of(batch)
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
         new, repeated, taken = self._sorted_out(rules.unseen(batch, at))
         moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
         acks = list(new.values())
         stored, places = self._stored(acks)
 
+        await self._keep_mirror_of(batch)
         self._write(acks, stored, places, moved)
         self._take(batch, taken, new)
         self._quarantine += [
@@ -206,6 +210,10 @@ class MemoryStore(MemoryDeliveries):
             orphans=tuple(orphans),
             cursor_seq=batch.through_seq,
         )
+
+    async def _keep_mirror_of(self, batch: Acceptance) -> None:
+        if batch.mirror is not None:
+            await self.keep_mirror(batch.mirror)
 
     def _sorted_out(self, events: Sequence[Inbound]) -> tuple[dict[Pair, Event], list[Pair], dict[EventId, Inbound]]:
         """The pairs that are new, each with its ACK; those that are known; the events that the inbox has to take."""

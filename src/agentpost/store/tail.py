@@ -94,11 +94,8 @@ class Tail:
             max_bytes,
         )
         ends_at = start + len(events)
-        if ends_at < len(seqs):
-            # More remain: the slice ends with its last event.
-            last = self._events[seqs[ends_at - 1] - first_seq]
-        else:
-            last = self._events[-1]
+        # If more remain, the slice ends with its last event.
+        last = self._events[seqs[ends_at - 1] - first_seq if ends_at < len(seqs) else -1]
         at = ends_at - 1
         return StreamSlice(
             after_seq=after_seq,

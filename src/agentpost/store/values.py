@@ -127,6 +127,8 @@ class Acceptance(Struct, frozen=True, kw_only=True):
     unreadable: tuple[Unreadable, ...] = ()
     changes: tuple[Change, ...] = ()
     at_ms: int
+    # What of the whole outbox is kept for others in the same transaction.
+    mirror: "MirrorBatch | None" = None
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
