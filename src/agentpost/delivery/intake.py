@@ -192,7 +192,7 @@ class Intake:
 
     def _read(self, batch: Batch) -> _Reading:
         source = batch.source_node_id
-        local = {agent.agent_id for agent in self._store.local_agents()}
+        local = self._store.local_agent_ids()
         owners = self._room.snapshot().agents
         now_ms = self._clock.now_ms()
         reading = _Reading()

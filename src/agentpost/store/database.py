@@ -145,11 +145,11 @@ class Database:
         with translated:
             self._connection.executemany(sql, rows)
 
-    def run_packed(self, sql: str, first: int, values: Sequence[bytes]) -> None:
-        """Run a statement over an array of values that SQLite reads by itself, without Python in between."""
+    def run_packed(self, sql: str, values: Sequence[Any], packed: Sequence[bytes] | Sequence[str]) -> None:
+        """Run a statement whose last parameter is an array that SQLite reads by itself, without Python in between."""
         self.writes += 1
         with translated:
-            self._connection.execute(sql, (first, apsw.carray(tuple(values))))
+            self._connection.execute(sql, (*values, apsw.carray(tuple(packed))))
 
     @contextmanager
     def one_view(self) -> Generator[None]:
@@ -172,12 +172,6 @@ class Database:
         """The first column of the first row, None if there is no row or if it is NULL."""
         row = self.row(sql, values)
         return row[0] if row is not None else None
-
-    def run_for(self, sql: str, values: Sequence[Any], keys: Sequence[str]) -> None:
-        """Run a statement whose last parameter is a list of texts."""
-        self.writes += 1
-        with translated:
-            self._connection.execute(sql, (*values, apsw.carray(tuple(keys))))
 
     def rows_for(self, sql: str, keys: Sequence[str]) -> list[Row]:
         """The rows of a statement whose one parameter is a list of texts; no key, no row."""

@@ -202,7 +202,7 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Re
         closed.setdefault(how, []).append(each.event_id + each.to_agent_id)
         answers.append(True)
     for how, pairs in closed.items():
-        tx.database.run_for(SQL.settle, how, pairs)
+        tx.database.run_packed(SQL.settle, how, pairs)
     return answers
 
 

@@ -4,7 +4,7 @@ Every write is one transaction: it returns once all of it is durable, or raises 
 Reads are immediate, bounded by a limit, and see every write that has returned.
 """
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from agentpost.protocol.delivery import Change, Delivery
@@ -275,6 +275,10 @@ class Store(Protocol):
     def local_agents(self) -> list[LocalAgent]: ...
 
     def local_agent(self, agent_id: str) -> LocalAgent | None: ...
+
+    def local_agent_ids(self) -> Collection[str]:
+        """Who is an agent of this gateway: asked with every message, so it is cheap."""
+        ...
 
     def raise_incident(self, incident: Incident) -> Awaitable[bool]:
         """False, and nothing new, if one of this kind and subject is open already."""

@@ -7,7 +7,7 @@ This file only joins the parts: what a write does is in `transaction`, `inbox`, 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TypeVar
@@ -376,6 +376,9 @@ class SqliteStore:
     def local_agent(self, agent_id: str) -> LocalAgent | None:
         agent = self._known_agents().get(agent_id)
         return None if agent is None else _own_copy(agent)
+
+    def local_agent_ids(self) -> Collection[str]:
+        return self._known_agents().keys()
 
     def _known_agents(self) -> dict[str, LocalAgent]:
         """Asked for with every message, changed once in a while: so they are remembered."""

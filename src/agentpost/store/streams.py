@@ -48,7 +48,8 @@ class GrowingStreams:
 
     def flush(self) -> None:
         if self._rows:
-            self._database.run_many(SQL.extend_streams, self._rows)
+            packed = [chain + b"%020d" % seq + node_id.encode() for node_id, seq, chain in self._rows]
+            self._database.run_packed(SQL.extend_streams, (), packed)
             self._written += self._rows
             self._rows = []
 
