@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.policy import DeliveryPolicy, sla_due_at_ms
+from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.protocol.codec import Unreadable, decode_event, frame_of, read_frame
 from agentpost.protocol.delivery import Change
@@ -174,7 +174,7 @@ class Intake:
             for agent_id, mail in _mail_by_agent(reading, accepted).items():
                 self._wakeups.inbox_grew(agent_id, mail)
         if reading.changes:
-            self._wakeups.timer_set()
+            self._wakeups.timer_set(earliest_due_ms(reading.changes))
             self._wakeups.deliveries_moved(reading.changes)
         if reading.signals:
             self._wakeups.signals_heard(reading.signals)

@@ -14,7 +14,7 @@ from agentpost.delivery.reader import StreamReader, Verdict, signed_head
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, chain_over
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, Cursor, MirrorPosition
+from agentpost.store.values import CHAIN_START, Cursor
 
 __all__ = ["JointReader"]
 
@@ -32,7 +32,7 @@ class JointReader:
         self._room = room
         self._intake = intake
 
-    def position(self) -> MirrorPosition | None:
+    def position(self) -> Cursor | None:
         return self._mirror.position()
 
     def can_begin(self) -> bool:
@@ -73,7 +73,7 @@ class JointReader:
             return Verdict.APART
         own = self._store.node_id
         raws = [event.raw for event in checked.batch.events if own in event.to_nodes]
-        await self._intake.take(
+        await self._stream.accept(
             Batch(
                 source_node_id=self.source_node_id,
                 epoch=frame.epoch,
@@ -102,5 +102,5 @@ class JointReader:
         return chain
 
 
-def _is_epoch(epoch: str, cursor: Cursor | None, kept: MirrorPosition | None) -> bool:
+def _is_epoch(epoch: str, cursor: Cursor | None, kept: Cursor | None) -> bool:
     return (cursor is None or cursor.epoch == epoch) and (kept is None or kept.epoch == epoch)

@@ -98,7 +98,9 @@ class Keeper:
         self._own: DeliveryCopy | None = None
         self._cursors: dict[str, CursorCopy] = {}
         self._cursors_due_at_ms = 0
-        wakeups.listen(outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=self._changed.set)
+        wakeups.listen(
+            outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=lambda _: self._changed.set()
+        )
 
     def start(self) -> None:
         self._tasks.spawn(self._keep_on(), name="pruning")

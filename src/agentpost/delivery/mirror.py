@@ -19,7 +19,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, next_chain
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, MirrorBatch, MirrorEvent, MirrorPosition
+from agentpost.store.values import CHAIN_START, Cursor, MirrorBatch, MirrorEvent
 from agentpost.world import Clock
 
 __all__ = ["Checked", "MirrorKeeper", "choose"]
@@ -70,10 +70,21 @@ class MirrorKeeper:
         self.lock = asyncio.Lock()
         # Each reader's chain as far as it was seen; None once the start was not seen.
         self._marks: dict[str, bytes] = {}
+        # Where the mirror ends. Nobody else keeps anything in it, and what is refused changes nothing.
+        self._position: Cursor | None = None
         self._knows_all = self.position() is None
 
-    def position(self) -> MirrorPosition | None:
-        return self._store.mirror_position(self.source_node_id)
+    def position(self) -> Cursor | None:
+        """How far the outbox is mirrored here."""
+        if self._position is None and (kept := self._store.mirror_position(self.source_node_id)) is not None:
+            self._position = Cursor(
+                source_node_id=self.source_node_id,
+                epoch=kept.epoch,
+                last_seq=kept.last_seq,
+                last_chain=kept.last_chain,
+                updated_at_ms=0,
+            )
+        return self._position
 
     async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
         """Keep a batch of the whole outbox. Refused, with an incident and nothing kept: what its owner did not sign."""
@@ -93,7 +104,7 @@ class MirrorKeeper:
             at = self.position()
             if at is not None:
                 await self._store.restart_mirror(self.source_node_id, epoch=at.epoch, at_ms=self._clock.now_ms())
-                self._marks, self._knows_all = {}, False
+                self._marks, self._knows_all, self._position = {}, False, None
 
     async def _take(self, frame: Events, *, is_direct: bool) -> Verdict:
         head = signed_head(frame, self._room)
@@ -103,7 +114,7 @@ class MirrorKeeper:
                 return Verdict.STALE
             await self._intake.report("epoch_changed", self.source_node_id, before=at.epoch, now=frame.epoch)
             await self._store.restart_mirror(self.source_node_id, epoch=frame.epoch, at_ms=self._clock.now_ms())
-            self._marks, self._knows_all, at = {}, True, None
+            self._marks, self._knows_all, self._position, at = {}, True, None, None
         last_seq = at.last_seq if at else 0
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
@@ -116,7 +127,7 @@ class MirrorKeeper:
         self.kept(checked)
         return Verdict.TAKEN
 
-    def check(self, frame: Events, head: OutboxHead, at: MirrorPosition | None, *, is_start: bool = False) -> "Checked":
+    def check(self, frame: Events, head: OutboxHead, at: Cursor | None, *, is_start: bool = False) -> "Checked":
         """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so."""
         outlines = [_read_outline(raw) for raw in frame.events]
         first_chain = frame.first_chain if is_start else None
@@ -142,6 +153,14 @@ class MirrorKeeper:
 
     def kept(self, checked: "Checked") -> None:
         """A batch that was checked here is on the disk."""
+        batch = checked.batch
+        self._position = Cursor(
+            source_node_id=self.source_node_id,
+            epoch=batch.epoch,
+            last_seq=batch.through_seq,
+            last_chain=batch.events[-1].chain,
+            updated_at_ms=batch.at_ms,
+        )
         self._marks |= checked.chains
         self._on_kept(self.source_node_id, frozenset(checked.chains))
         if checked.refs:

@@ -121,7 +121,7 @@ class Wakeups:
         self._on_outbox: list[Callable[[], None]] = []
         self._on_inbox: list[Callable[[str], None]] = []
         self._on_mail: list[Callable[[str, Sequence[Mail]], None]] = []
-        self._on_timer: list[Callable[[], None]] = []
+        self._on_timer: list[Callable[[int], None]] = []
         self._on_moved: list[Callable[[Sequence[Change]], None]] = []
         self._on_taken: list[Callable[[Accepted], None]] = []
         self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
@@ -132,13 +132,13 @@ class Wakeups:
         outbox: Callable[[], None] | None = None,
         inbox: Callable[[str], None] | None = None,
         mail: Callable[[str, Sequence[Mail]], None] | None = None,
-        timer: Callable[[], None] | None = None,
+        timer: Callable[[int], None] | None = None,
         moved: Callable[[Sequence[Change]], None] | None = None,
         taken: Callable[[Accepted], None] | None = None,
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
     ) -> None:
         """`outbox`: events were appended. `inbox`: this agent has something new. `mail`: the same, with the mail as far
-        as it is at hand. `timer`: a delivery got a timer.
+        as it is at hand. `timer`: deliveries got timers, and when the first of them runs out.
         `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
         gateways said these."""
         if outbox is not None:
@@ -167,9 +167,10 @@ class Wakeups:
         for hand_over in self._on_mail:
             hand_over(agent_id, mail)
 
-    def timer_set(self) -> None:
+    def timer_set(self, due_at_ms: int = 0) -> None:
+        """Without a time, whoever serves timers looks at all of them."""
         for tell in self._on_timer:
-            tell()
+            tell(due_at_ms)
 
     def deliveries_moved(self, changes: Sequence[Change]) -> None:
         for tell in self._on_moved:

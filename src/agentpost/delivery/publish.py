@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.placing import Placement, Placer, RecipientReceipt, engaged_by
-from agentpost.delivery.policy import in_time
+from agentpost.delivery.policy import earliest_due_ms, in_time
 from agentpost.delivery.ports import Content, RoomView, Wakeups
 from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
 from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS
@@ -158,7 +158,8 @@ class Publisher:
             await self._drop_blob_of(event)
             raise
         self._wakeups.outbox_grew()
-        self._wakeups.timer_set()
+        if deliveries or changes:
+            self._wakeups.timer_set(earliest_due_ms((*deliveries, *changes)))
         return appended
 
     async def make_reply(self, event: Event, *, agent_id: str, content: Content) -> tuple[ReplyEvent, Delivery]:

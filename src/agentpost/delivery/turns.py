@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.policy import earliest_due_ms
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
@@ -263,7 +264,7 @@ class Turns:
         if closed:
             self._wakeups.outbox_grew()
             if deliveries:
-                self._wakeups.timer_set()
+                self._wakeups.timer_set(earliest_due_ms(deliveries))
         return closed
 
     async def incident(self, kind: str, event: Event, agent_id: str, **detail: str | int | bool | None) -> None:

@@ -170,11 +170,14 @@ class SqliteStore:
         may_lag: bool = False,
     ) -> StreamSlice:
         reader = self._reader()
-        if may_lag and self._has_tail_after(after_seq) and self._tail.has_stream(consumer_node_id):
-            floor_seq = self._floor(consumer_node_id, lambda: streams.stream_floor(reader, consumer_node_id).seq)
-            return self._tail.read_stream(
-                consumer_node_id, after_seq, floor_seq=floor_seq, limit=limit, max_bytes=max_bytes
-            )
+        if may_lag and self._has_tail_after(after_seq):
+            if not self._tail.knows_stream(consumer_node_id):
+                self._tail.learn_end(consumer_node_id, streams.stream_end(reader, consumer_node_id))
+            if self._tail.knows_stream(consumer_node_id):
+                floor_seq = self._floor(consumer_node_id, lambda: streams.stream_floor(reader, consumer_node_id).seq)
+                return self._tail.read_stream(
+                    consumer_node_id, after_seq, floor_seq=floor_seq, limit=limit, max_bytes=max_bytes
+                )
         return streams.read_stream(reader, consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
 
     def _grew(self, grown: Grown) -> None:

@@ -12,7 +12,7 @@ from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after
 from agentpost.store.values import CHAIN_START, Head, StreamEvent, StreamSlice
 
-__all__ = ["GrowingStreams", "oldest_unread", "prune_streams", "read_stream", "stream_floor"]
+__all__ = ["GrowingStreams", "oldest_unread", "prune_streams", "read_stream", "stream_end", "stream_floor"]
 
 _ROWS_A_READ: Final = 64
 

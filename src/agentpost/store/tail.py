@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from agentpost.store.values import OutboxSlice, StoredEvent, StreamEvent, StreamSlice
+from agentpost.store.values import Head, OutboxSlice, StoredEvent, StreamEvent, StreamSlice
 
 __all__ = ["Grown", "Tail"]
 
@@ -35,10 +35,12 @@ class Tail:
         self._bytes = 0
         # For each reader, its events among these: their seqs, and their chains beside them.
         self._streams: dict[str, tuple[list[int], list[bytes]]] = {}
+        # For readers who have no event among these, where their streams end.
+        self._ends: dict[str, Head] = {}
 
     def forget(self) -> None:
         """Start anew with the next event."""
-        self._events, self._bytes, self._streams = [], 0, {}
+        self._events, self._bytes, self._streams, self._ends = [], 0, {}, {}
 
     def grow(self, grown: Grown) -> None:
         if not grown.events:
@@ -64,6 +66,7 @@ class Tail:
             gone = bisect_right(seqs, before_seq)
             if gone == len(seqs):
                 del self._streams[node_id]
+                self._ends[node_id] = Head(seq=seqs[-1], chain=chains[-1])
             else:
                 self._streams[node_id] = (seqs[gone:], chains[gone:])
 
@@ -72,8 +75,13 @@ class Tail:
         # A reader that is ahead has read the file already, where the next event stands before it stands here.
         return bool(self._events) and self._events[0].seq - 1 <= after_seq <= self._events[-1].seq
 
-    def has_stream(self, consumer_node_id: str) -> bool:
-        return consumer_node_id in self._streams
+    def knows_stream(self, consumer_node_id: str) -> bool:
+        return consumer_node_id in self._streams or consumer_node_id in self._ends
+
+    def learn_end(self, consumer_node_id: str, end: Head) -> None:
+        """Where a stream ends that has no event here, as the file says."""
+        if self._events and consumer_node_id not in self._streams and end.seq < self._events[0].seq:
+            self._ends[consumer_node_id] = end
 
     def read_outbox(self, after_seq: int, *, floor_seq: int, limit: int, max_bytes: int) -> OutboxSlice:
         start = after_seq + 1 - self._events[0].seq
@@ -83,6 +91,8 @@ class Tail:
     def read_stream(
         self, consumer_node_id: str, after_seq: int, *, floor_seq: int, limit: int, max_bytes: int
     ) -> StreamSlice:
+        if consumer_node_id not in self._streams:
+            return self._nothing_of(self._ends[consumer_node_id], after_seq, floor_seq=floor_seq)
         seqs, chains = self._streams[consumer_node_id]
         start, limit = bisect_right(seqs, after_seq), max(limit, 1)
         first_seq = self._events[0].seq
@@ -105,6 +115,18 @@ class Tail:
             chain=chains[at],
             last_event_seq=seqs[at],
             events=tuple(events),
+        )
+
+    def _nothing_of(self, end: Head, after_seq: int, *, floor_seq: int) -> StreamSlice:
+        last = self._events[-1]
+        return StreamSlice(
+            after_seq=after_seq,
+            through_seq=last.seq,
+            floor_seq=floor_seq,
+            outbox_chain=last.chain,
+            chain=end.chain,
+            last_event_seq=end.seq,
+            events=(),
         )
 
 
