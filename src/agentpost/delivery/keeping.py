@@ -223,7 +223,7 @@ class Keeper:
             inbox_cursor_seen=position.latest_seq,
             latest_seq=position.latest_seq,
             epoch=self._store.epoch,
-            dead_letter_count=self._store.count_deliveries().get(DeliveryState.DEAD_LETTER, 0),
+            dead_letter_count=sum(self._store.count_deliveries(only=DeliveryState.DEAD_LETTER).values()),
             incident_count=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
             last_ack_at=last_ack_at,
         )

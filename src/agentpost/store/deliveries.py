@@ -89,7 +89,10 @@ def deliveries_by_corr(database: Database, corr_id: str) -> list[Delivery]:
     return [_delivery(row) for row in database.rows(SQL.deliveries_by_corr, (corr_id,))]
 
 
-def count_deliveries(database: Database) -> dict[DeliveryState, int]:
+def count_deliveries(database: Database, only: DeliveryState | None) -> dict[DeliveryState, int]:
+    if only is not None:
+        count: int = database.value(SQL.count_deliveries_in_state, (only.value,))
+        return {only: count} if count else {}
     return {DeliveryState(state): count for state, count in database.rows(SQL.count_deliveries)}
 
 

@@ -110,8 +110,11 @@ class Store(Protocol):
         """The deliveries of a conversation, ordered by event and recipient."""
         ...
 
-    def count_deliveries(self) -> dict[DeliveryState, int]:
-        """How many deliveries are in each state; a state without any is left out."""
+    def count_deliveries(self, *, only: DeliveryState | None = None) -> dict[DeliveryState, int]:
+        """How many deliveries are in each state, or in `only` one; a state without any is left out.
+
+        All of them are looked at, or those of the one state.
+        """
         ...
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> Awaitable[None]:

@@ -214,8 +214,8 @@ class SqliteStore:
     def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
         return deliveries.deliveries_by_corr(self._reader(), corr_id)
 
-    def count_deliveries(self) -> dict[DeliveryState, int]:
-        return deliveries.count_deliveries(self._reader())
+    def count_deliveries(self, *, only: DeliveryState | None = None) -> dict[DeliveryState, int]:
+        return deliveries.count_deliveries(self._reader(), only)
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due))

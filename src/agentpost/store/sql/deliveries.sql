@@ -32,6 +32,9 @@ SELECT min(seq) FROM deliveries WHERE state IN ('Emitted', 'RetryPending')
 -- name: count_deliveries
 SELECT state, count(*) FROM deliveries GROUP BY state
 
+-- name: count_deliveries_in_state
+SELECT count(*) FROM deliveries WHERE state = ?
+
 -- name: deliveries_in_state
 SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
   emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
