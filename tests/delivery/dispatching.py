@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from agentpost.delivery.dispatch import Dispatcher
+from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Runtime, Wakeups
 from agentpost.delivery.publish import Publisher
@@ -166,7 +167,7 @@ class Gateway:
         after_seq = 0 if cursor is None else cursor.last_seq
         placed = [replace(event, seq=after_seq + 1 + place) for place, event in enumerate(events)]
         inbound = [Inbound(event=event, raw=encode_event(event), acks=self._acks(event)) for event in placed]
-        await self.store.accept(
+        accepted = await self.store.accept(
             Acceptance(
                 source_node_id=PEER,
                 source_epoch="of-the-peer",
@@ -176,8 +177,12 @@ class Gateway:
                 at_ms=self.clock.now_ms(),
             )
         )
-        for agent_id in {agent_id for each in inbound for agent_id in each.acks}:
-            self.wakeups.inbox_grew(agent_id)
+        by_id = {event.event_id: event for event in placed}
+        mail: dict[str, list[Mail]] = {agent_id: [] for each in inbound for agent_id in each.acks}
+        for (event_id, agent_id), inbox_seq in zip(accepted.new, accepted.inbox_seqs, strict=True):
+            mail[agent_id].append(Mail(inbox_seq=inbox_seq, event=by_id[event_id], is_fresh=True))
+        for agent_id, fresh in mail.items():
+            self.wakeups.inbox_grew(agent_id, fresh)
         return placed
 
     def _acks(self, event: Event) -> dict[str, Event]:

@@ -12,6 +12,7 @@ from agentpost.delivery.dispatch import Resolution
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.backoff import RetryPolicy
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
@@ -588,6 +589,98 @@ async def test_a_message_that_ends_the_gateway_each_time_is_given_up(gateway: Ga
     assert len(ada.engaged) == EXACT.max_attempts
     (ack,) = gateway.outcomes(event)
     assert ack.payload.reason == "max_attempts"
+
+
+class Spied:
+    """A store that notes which of its operations were asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._store, name)
+
+
+async def until_served(gateway: Gateway, number: int = 1) -> None:
+    """Until the dispatcher has read all that there was: what comes next is handed to it."""
+    (first,) = await gateway.arrive(gateway.message(number))
+    await gateway.settled(first)
+
+
+@pytest.mark.req("RTY-3")
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_only_who_may_get_an_event_twice_runs_before_the_attempt_is_recorded(
+    gateway: Gateway, is_idempotent: bool
+) -> None:
+    """The attempt of an idempotent runtime with new mail is written with its outcome, any other one before it runs."""
+    states: list[LedgerState] = []
+
+    def look(engagement: Engagement) -> Result:
+        entry = gateway.store.ledger_entry(engagement.event_id, "ada")
+        assert entry is not None
+        states.append(entry.state)
+        return DONE
+
+    spied = Spied(gateway.store)
+    await gateway.hire("ada", Scripted(look, is_idempotent=is_idempotent))
+    gateway.start(spied)  # pyright: ignore[reportArgumentType] - a proxy
+    await until_served(gateway)
+    spied.asked.clear()
+    (event,) = await gateway.arrive(gateway.message(2))
+    await gateway.settled(event)
+    assert states[-1] is (LedgerState.QUEUED if is_idempotent else LedgerState.ENGAGED)
+    assert ("engage" in spied.asked) is not is_idempotent
+    assert "backlog" not in spied.asked
+    entry = gateway.store.ledger_entry(event.event_id, "ada")
+    assert entry is not None
+    assert (entry.attempts, entry.engaged_at_ms) == (1, gateway.clock.now_ms())
+
+
+async def test_an_attempt_that_lasts_can_be_seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an idempotent runtime is busy with an event for a while, the ledger says so, and counts it once."""
+    monkeypatch.setattr("agentpost.delivery.worker._NOTE_AFTER_SECONDS", 0.001)
+    may_end = asyncio.Event()
+
+    async def work() -> Result:
+        await may_end.wait()
+        return DONE
+
+    ada = Scripted(lambda engagement: DONE if engagement.content.body == "bob 1" else work(), is_idempotent=True)
+    await gateway.hire("ada", ada)
+    gateway.start()
+    await until_served(gateway)
+    (event,) = await gateway.arrive(gateway.message(2))
+    await until(lambda: ada.times()[event.event_id])
+    gateway.clock.advance(1_000)
+    await until(lambda: [each.event_id for each in gateway.store.engaged_entries()] == [event.event_id])
+    may_end.set()
+    await gateway.settled(event)
+    entry = gateway.store.ledger_entry(event.event_id, "ada")
+    assert entry is not None
+    assert entry.attempts == 1
+
+
+@pytest.mark.req("RTY-4")
+async def test_an_attempt_that_failed_counts_however_it_was_recorded(gateway: Gateway) -> None:
+    """An idempotent runtime that fails with new mail has as many attempts as anybody else."""
+    ada = Scripted(lambda engagement: DONE if engagement.content.body == "bob 1" else AGAIN, is_idempotent=True)
+    await gateway.hire("ada", ada)
+    gateway.start(policy=EXACT)
+    await until_served(gateway)
+    (event,) = await gateway.arrive(gateway.message(2))
+    for attempt in range(1, EXACT.max_attempts):
+        await until(lambda attempt=attempt: _attempts(gateway, event) == (attempt, LedgerState.QUEUED))
+        gateway.pass_time(3_600_000)
+    await gateway.settled(event)
+    assert [engagement.attempt for engagement in ada.engaged[1:]] == list(range(1, EXACT.max_attempts + 1))
+    assert _attempts(gateway, event) == (EXACT.max_attempts, LedgerState.SETTLED)
+
+
+def _attempts(gateway: Gateway, event: Event) -> tuple[int, LedgerState] | None:
+    entry = gateway.store.ledger_entry(event.event_id, "ada")
+    return None if entry is None else (entry.attempts, entry.state)
 
 
 @pytest.mark.req("RTY-3", "RTY-5")

@@ -47,7 +47,7 @@ class Heard(Wakeups):
         self.heard: list[tuple[str, int]] = []
         self.listen(
             outbox=lambda: self.heard.append(("outbox", store.head().seq)),
-            timer=lambda: self.heard.append(("timer", store.head().seq)),
+            timer=lambda _: self.heard.append(("timer", store.head().seq)),
         )
 
 

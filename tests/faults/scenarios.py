@@ -446,10 +446,21 @@ def _check_unknown(store: SqliteStore, event: Event) -> None:
     assert store.deliveries_of(event.event_id) == []
 
 
-def _accept(batch: Acceptance, *, first_ack_seq: int, repeated: Sequence[tuple[EventId, str]] = ()) -> Operation:
+def _accept(
+    batch: Acceptance,
+    *,
+    first_ack_seq: int,
+    after_inbox_seq: int = 0,
+    repeated: Sequence[tuple[EventId, str]] = (),
+) -> Operation:
     """Take a batch whose new pairs are all but `repeated`."""
     pairs = {(one.event.event_id, agent): ack for one in batch.events for agent, ack in one.acks.items()}
     new = {pair: ack for pair, ack in pairs.items() if pair not in repeated}
+
+    places = {
+        event_id: place
+        for place, event_id in enumerate(dict.fromkeys(event_id for event_id, _ in new), after_inbox_seq + 1)
+    }
 
     def check(store: SqliteStore) -> None:
         # CUR-2, RTY-3: the cursor, the inbox with its ledger, the ACKs and the deliveries, and no one without the rest.
@@ -474,7 +485,13 @@ def _accept(batch: Acceptance, *, first_ack_seq: int, repeated: Sequence[tuple[E
     return Operation(
         name=f"accept {batch.source_node_id} through {batch.through_seq}",
         submit=lambda store: store.accept(batch),
-        answer=Accepted(new=tuple(new), repeated=tuple(repeated), orphans=(), cursor_seq=batch.through_seq),
+        answer=Accepted(
+            new=tuple(new),
+            inbox_seqs=tuple(places[event_id] for event_id, _ in new),
+            repeated=tuple(repeated),
+            orphans=(),
+            cursor_seq=batch.through_seq,
+        ),
         leaves=check,
     )
 
@@ -642,10 +659,10 @@ def _accepting() -> Scenario:
         before=(_append(1, *sent),),
         groups=(
             (_accept(first, first_ack_seq=3),),
-            (_accept(second, first_ack_seq=6, repeated=known),),
+            (_accept(second, first_ack_seq=6, after_inbox_seq=2, repeated=known),),
             (
                 _accept(second, first_ack_seq=8, repeated=known_by_then),
-                _accept(third, first_ack_seq=8),
+                _accept(third, first_ack_seq=8, after_inbox_seq=3),
                 _accept_with_gap(),
                 _append(9, message(9)),
             ),

@@ -71,6 +71,9 @@ async def test_deliveries_are_counted_by_state(store: Store, filled: Store) -> N
         DeliveryState.DEAD_LETTER: 1,
         DeliveryState.RETRY_PENDING: 1,
     }
+    for state, count in filled.count_deliveries().items():
+        assert filled.count_deliveries(only=state) == {state: count}
+    assert filled.count_deliveries(only=DeliveryState.INCIDENT) == {}
 
 
 @pytest.mark.req("OBS-10")

@@ -30,11 +30,22 @@ from agentpost.delivery.publish import SendRequest
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal
 
-__all__ = ["RECEIVER", "RECEIVER_NODE", "SENDER", "Pair", "bench_roundtrip", "receiver_process", "settle_at_once"]
+__all__ = [
+    "RECEIVER",
+    "RECEIVER_NODE",
+    "SENDER",
+    "SENDER_NODE",
+    "Pair",
+    "bench_roundtrip",
+    "receiver_process",
+    "send_all",
+    "settle_at_once",
+]
 
 _WINDOWS: Final = (1, 256, 2_048)
 _MESSAGES: Final = {1: 300, 256: 10_000, 2_048: 20_000}
 SENDER: Final = "bench-sender"
+SENDER_NODE: Final = "bench-a"
 RECEIVER: Final = "bench-receiver"
 RECEIVER_NODE: Final = "bench-b"
 
@@ -107,11 +118,12 @@ async def _ours(pair: Pair, window: int, messages: int) -> Trip:
     with tempfile.TemporaryDirectory(prefix="agentpost-bench-") as folder:
         async with pair(Path(folder)) as engine:
             # The first trip opens what later ones share: keys, statements, the window of the link.
-            await _send_all(engine, window=window, messages=min(window * 2, 500))
-            return await _send_all(engine, window=window, messages=messages)
+            await send_all(engine, window=window, messages=min(window * 2, 500))
+            return await send_all(engine, window=window, messages=messages)
 
 
-async def _send_all(engine: Engine, *, window: int, messages: int) -> Trip:
+async def send_all(engine: Engine, *, window: int, messages: int) -> Trip:
+    """Send with `window` messages under way until all are seen as processed."""
     request = SendRequest(source_agent_id=SENDER, to_agents=(RECEIVER,), content=Content(body=BODY))
     took: list[float] = []
     left = messages

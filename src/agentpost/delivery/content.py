@@ -10,7 +10,7 @@ from msgspec import structs
 
 from agentpost.delivery.ports import Content
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.payloads import Payload
+from agentpost.protocol.payloads import Payload, Sealed
 from agentpost.protocol.plain import check_plain
 
 __all__ = [
@@ -41,6 +41,14 @@ CONTENT_FIELDS: Final[dict[type[Payload], tuple[str, ...]]] = {
     cls: names for cls in get_args(Payload) if (names := _content_fields(cls))
 }
 
+_NOTHING: Final[dict[type[Payload], dict[str, None]]] = {
+    cls: dict.fromkeys(names) for cls, names in CONTENT_FIELDS.items()
+}
+# What has no place in a payload of this class.
+_FOREIGN: Final[dict[type[Payload], tuple[str, ...]]] = {
+    cls: tuple(name for name in _NAMES if name not in CONTENT_FIELDS.get(cls, ())) for cls in get_args(Payload)
+}
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Content)
 
@@ -50,10 +58,10 @@ def content_of(payload: Payload) -> Content:
     return Content(**{name: getattr(payload, name) for name in CONTENT_FIELDS.get(type(payload), ())})
 
 
-def without_content(payload: AnyPayload) -> AnyPayload:
-    """The payload with nothing that anybody said."""
+def without_content(payload: AnyPayload, *, sealed: Sealed | None = None) -> AnyPayload:
+    """The payload with nothing that anybody said in the clear, and with what is sealed instead."""
     names = CONTENT_FIELDS.get(type(payload))
-    return payload if names is None else _replaced(payload, dict.fromkeys(names))
+    return payload if names is None else structs.replace(payload, **_NOTHING[type(payload)], sealed=sealed)
 
 
 def with_content(payload: AnyPayload, content: Content) -> AnyPayload:
@@ -67,9 +75,8 @@ def with_content(payload: AnyPayload, content: Content) -> AnyPayload:
 
 def check_fits(content: Content, kind: type[Payload]) -> None:
     """Refuse content with a field that this contract does not have: its reader would never see it."""
-    allowed = CONTENT_FIELDS.get(kind, ())
-    for name in _NAMES:
-        if getattr(content, name) is not None and name not in allowed:
+    for name in _FOREIGN[kind]:
+        if getattr(content, name) is not None:
             said = _wire_name(name)
             raise Refusal(Code.INVALID_FIELD, f"{said} has no place in a {kind.__name__}", field=f"payload.{said}")
 

@@ -245,7 +245,7 @@ class DeadLetters:
             to_nodes=placement.to_nodes,
             created_at=format_ms(now_ms),
             expires_at=expires_at,
-            trace=placement.trace(),
+            trace=placement.trace,
             payload=payload,
             payload_ref=None,
         )

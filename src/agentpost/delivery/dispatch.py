@@ -6,11 +6,12 @@ and removed while the gateway runs.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
+from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Result, ResultKind, Runtime, Wakeups
 from agentpost.delivery.pull import PULL
@@ -74,7 +75,7 @@ class Dispatcher:
         self._tasks = TaskOwner("dispatch")
         self._desks: dict[str, _Desk] = {}
         self._is_open = False
-        wakeups.listen(inbox=self._on_inbox)
+        wakeups.listen(mail=self._on_mail)
 
     def start(self) -> None:
         """Begin with what waits for the agents that are known."""
@@ -142,10 +143,10 @@ class Dispatcher:
         await self._tasks.close()
         self._desks.clear()
 
-    def _on_inbox(self, agent_id: str) -> None:
+    def _on_mail(self, agent_id: str, mail: Sequence[Mail]) -> None:
         desk = self._desks.get(agent_id)
         if desk is not None:
-            desk.mail_came()
+            desk.mail_came(mail)
         elif self._is_open and self._store.local_agent(agent_id) is not None:
             self._open_desk(agent_id)
 
@@ -235,9 +236,9 @@ class _Desk:
         if self._worker is not None:
             await self._worker.idle.wait()
 
-    def mail_came(self) -> None:
+    def mail_came(self, mail: Sequence[Mail]) -> None:
         if self._worker is not None:
-            self._worker.mail_came()
+            self._worker.mail_came(mail)
 
     def is_busy_with(self, event_id: EventId) -> bool:
         return self._worker is not None and self._worker.is_busy_with(event_id)

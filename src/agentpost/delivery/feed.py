@@ -131,12 +131,13 @@ class OutboxFeed(Feed):
             self._start_over()
 
     def _next(self, max_bytes: int) -> Events | None:
-        head_seq = self._store.head().seq
-        if self._position > head_seq:
-            return self._end(head_seq)
-        if self._position == head_seq:
+        part = self._store.read_stream(
+            self.consumer, self._position, limit=_MAX_BATCH_EVENTS, max_bytes=max_bytes, may_lag=True
+        )
+        if self._position > part.through_seq:
+            return self._end(part.through_seq)
+        if self._position == part.through_seq:
             return None
-        part = self._store.read_stream(self.consumer, self._position, limit=_MAX_BATCH_EVENTS, max_bytes=max_bytes)
         first = part.events[0] if part.events else None
         if (had := self._unchecked_chain) is not None:
             fits = had == part.chain if first is None else next_chain(had, first.raw) == first.chain
@@ -207,7 +208,7 @@ class WholeFeed(Feed):
             self._start_over()
 
     def _next(self, max_bytes: int) -> Events | None:
-        part = self._store.read_outbox(self._position, limit=_MAX_BATCH_EVENTS, max_bytes=max_bytes)
+        part = self._store.read_outbox(self._position, limit=_MAX_BATCH_EVENTS, max_bytes=max_bytes, may_lag=True)
         if not part.events:
             return None
         first, last = part.events[0], part.events[-1]
@@ -245,7 +246,7 @@ class WholeFeed(Feed):
         latest.pop(self.source, None)
         marks: dict[str, StreamMark] = {}
         for node_id, seq in latest.items():
-            for event in self._store.read_stream(node_id, seq - 1, limit=1).events:
+            for event in self._store.read_stream(node_id, seq - 1, limit=1, may_lag=True).events:
                 marks[node_id] = StreamMark(seq=event.seq, chain=event.chain)
         return marks
 

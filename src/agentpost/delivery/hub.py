@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from agentpost.delivery.feed import SubscriberNotes
 from agentpost.delivery.fetch import BlobFetcher
 from agentpost.delivery.intake import Intake
+from agentpost.delivery.joint import JointReader
 from agentpost.delivery.link import Key, LinkSession
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.mirror import MirrorKeeper, choose
@@ -64,6 +65,7 @@ class LinkHub:
         self._sessions: list[LinkSession] = []
         self._readers: dict[str, StreamReader] = {}
         self._mirrors: dict[str, MirrorKeeper] = {}
+        self._joints: dict[str, JointReader] = {}
         self._chosen: dict[Key, LinkSession] = {}
         self._distrusted: dict[tuple[str, str], int] = {}
         self._members: frozenset[tuple[str, NodeTier]] = frozenset()
@@ -103,17 +105,21 @@ class LinkHub:
     # What is read, and from whom
 
     def reader(self, source: str, *, is_whole: bool) -> StreamReader | MirrorKeeper:
-        if not is_whole:
-            if source not in self._readers:
-                self._readers[source] = StreamReader(
-                    source,
-                    store=self.store,
-                    room=self.room,
-                    clock=self.clock,
-                    intake=self.intake,
-                    policy=self._policy,
-                )
-            return self._readers[source]
+        return self._mirror_keeper(source) if is_whole else self._stream_reader(source)
+
+    def _stream_reader(self, source: str) -> StreamReader:
+        if source not in self._readers:
+            self._readers[source] = StreamReader(
+                source,
+                store=self.store,
+                room=self.room,
+                clock=self.clock,
+                intake=self.intake,
+                policy=self._policy,
+            )
+        return self._readers[source]
+
+    def _mirror_keeper(self, source: str) -> MirrorKeeper:
         if source not in self._mirrors:
             self._mirrors[source] = MirrorKeeper(
                 source,
@@ -126,6 +132,17 @@ class LinkHub:
             )
         return self._mirrors[source]
 
+    def joint_reader(self, source: str) -> JointReader:
+        if source not in self._joints:
+            self._joints[source] = JointReader(
+                self._stream_reader(source),
+                self._mirror_keeper(source),
+                store=self.store,
+                room=self.room,
+                intake=self.intake,
+            )
+        return self._joints[source]
+
     def choose(self) -> None:
         """Decide anew from whom each outbox is read. Called when a link or a node comes or goes."""
         links = [session for session in self._sessions if session.is_open]
@@ -134,6 +151,7 @@ class LinkHub:
         self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now_ms}
         for source in sorted(sources):
             trusted = [link for link in links if (link.peer, source) not in self._distrusted]
+            changed: list[Key] = []
             for key in ((source, False), (source, True)) if self._is_mirror else ((source, False),):
                 current = self._chosen.get(key)
                 best = choose(source, trusted, self.room, current=current)
@@ -144,7 +162,20 @@ class LinkHub:
                     del self._chosen[key]
                 if best is not None:
                     self._chosen[key] = best
-                    best.subscribe(key)
+                    changed.append(key)
+            if changed and not self._join(source):
+                for key in changed:
+                    self._chosen[key].subscribe(key)
+
+    def _join(self, source: str) -> bool:
+        """Read an outbox once for both of its readers, if its owner is linked and they are equally far."""
+        session = self._chosen.get((source, True))
+        if session is None or session.peer != source or self._chosen.get((source, False)) is not session:
+            return False
+        if not self.joint_reader(source).can_begin():
+            return False
+        session.subscribe_jointly(source)
+        return True
 
     def distrust(self, session: LinkSession, source: str) -> None:
         """Ask somebody else for this outbox for a while; there may be nobody else."""
@@ -156,6 +187,9 @@ class LinkHub:
         self.fetcher.tick()
         if any(until <= self.clock.monotonic_ms() for until in self._distrusted.values()):
             self.choose()
+        for (source, is_whole), session in tuple(self._chosen.items()):
+            if is_whole and not session.reads_jointly(source):
+                self._join(source)
         for source, reader in tuple(self._readers.items()):
             has_gap = await reader.check_gap()
             if has_gap and self._policy.gap_policy is not GapPolicy.WAIT and (source, False) not in self._chosen:

@@ -9,8 +9,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.policy import DeliveryPolicy, sla_due_at_ms
+from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.protocol.codec import Unreadable, decode_event, frame_of, read_frame
 from agentpost.protocol.delivery import Change
@@ -30,7 +31,7 @@ from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.snapshot import AgentRecord
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Inbound, Incident
+from agentpost.store.values import Acceptance, Accepted, Inbound, Incident, MirrorBatch
 from agentpost.world import Clock
 
 __all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event", "recipients_of"]
@@ -45,7 +46,10 @@ _NOT_FOR_AGENTS: Final = (AckEvent, SignalEvent, DeadLetterEvent)
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """What was read from one source, checked: `chain` is that of the stream after the last of `raws`."""
+    """What was read from one source, checked: `chain` is that of the stream after the last of `raws`.
+
+    `mirror` is what of the whole outbox was read with it, to be kept for others in the same transaction.
+    """
 
     source_node_id: str
     epoch: str
@@ -53,6 +57,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     through_seq: int
     chain: bytes
     raws: Sequence[bytes]
+    mirror: MirrorBatch | None = None
 
 
 class NewBlob(Struct, frozen=True, kw_only=True):
@@ -103,6 +108,15 @@ def recipients_of(event: Event) -> tuple[str, ...]:
     return (*named, event.to_agent_id)
 
 
+def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail]]:
+    """What is new for each agent, in the order of the inbox."""
+    events = {inbound.event.event_id: inbound.event for inbound in reading.events if inbound.acks}
+    mail: dict[str, list[Mail]] = {}
+    for (event_id, agent_id), inbox_seq in zip(accepted.new, accepted.inbox_seqs, strict=True):
+        mail.setdefault(agent_id, []).append(Mail(inbox_seq=inbox_seq, event=events[event_id], is_fresh=True))
+    return mail
+
+
 class Intake:
     """One for each gateway. Two readers of the same source must not be in `take` at once."""
 
@@ -150,16 +164,17 @@ class Intake:
                 unreadable=tuple(reading.unreadable),
                 changes=tuple(reading.changes),
                 at_ms=self._clock.now_ms(),
+                mirror=batch.mirror,
             )
         )
         self._wakeups.batch_taken(accepted)
         if accepted.new:
             # The `accepted` ACKs stand in our own outbox now (PIPE-2).
             self._wakeups.outbox_grew()
-            for agent_id in sorted({agent_id for _, agent_id in accepted.new}):
-                self._wakeups.inbox_grew(agent_id)
+            for agent_id, mail in _mail_by_agent(reading, accepted).items():
+                self._wakeups.inbox_grew(agent_id, mail)
         if reading.changes:
-            self._wakeups.timer_set()
+            self._wakeups.timer_set(earliest_due_ms(reading.changes))
             self._wakeups.deliveries_moved(reading.changes)
         if reading.signals:
             self._wakeups.signals_heard(reading.signals)
@@ -177,7 +192,7 @@ class Intake:
 
     def _read(self, batch: Batch) -> _Reading:
         source = batch.source_node_id
-        local = {agent.agent_id for agent in self._store.local_agents()}
+        local = self._store.local_agent_ids()
         owners = self._room.snapshot().agents
         now_ms = self._clock.now_ms()
         reading = _Reading()

@@ -98,7 +98,9 @@ class Keeper:
         self._own: DeliveryCopy | None = None
         self._cursors: dict[str, CursorCopy] = {}
         self._cursors_due_at_ms = 0
-        wakeups.listen(outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=self._changed.set)
+        wakeups.listen(
+            outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=lambda _: self._changed.set()
+        )
 
     def start(self) -> None:
         self._tasks.spawn(self._keep_on(), name="pruning")
@@ -221,7 +223,7 @@ class Keeper:
             inbox_cursor_seen=position.latest_seq,
             latest_seq=position.latest_seq,
             epoch=self._store.epoch,
-            dead_letter_count=self._store.count_deliveries().get(DeliveryState.DEAD_LETTER, 0),
+            dead_letter_count=sum(self._store.count_deliveries(only=DeliveryState.DEAD_LETTER).values()),
             incident_count=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
             last_ack_at=last_ack_at,
         )

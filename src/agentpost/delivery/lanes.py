@@ -16,7 +16,10 @@ __all__ = ["Lanes", "Mail"]
 
 
 class Mail(Struct, frozen=True, kw_only=True):
-    """One open ledger row with its event. `is_unclear`: it was handed over before a crash, and nobody noted an end."""
+    """One open ledger row with its event. `is_unclear`: it was handed over before a crash, and nobody noted an end.
+
+    `is_fresh`: it came while this gateway ran, so no crash can have happened with it.
+    """
 
     inbox_seq: int
     event: Event
@@ -24,6 +27,7 @@ class Mail(Struct, frozen=True, kw_only=True):
     due_at_ms: int = 0
     error: str | None = None
     is_unclear: bool = False
+    is_fresh: bool = False
 
 
 class Lanes:

@@ -29,6 +29,7 @@ from agentpost.delivery.frames import (
     decode_frame,
     encode_frame,
 )
+from agentpost.delivery.joint import JointReader
 from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import StreamReader, Verdict
 from agentpost.protocol.errors import Code, Refusal
@@ -61,7 +62,7 @@ Key = tuple[str, bool]
 class _Subscription(Struct, kw_only=True):
     """What this side reads of one outbox over one link."""
 
-    reader: StreamReader | MirrorKeeper
+    reader: StreamReader | MirrorKeeper | JointReader
     # Where the cursor stood when it was asked for anew, after a gap.
     asked_anew_at: int | None = None
 
@@ -232,6 +233,16 @@ class LinkSession:
         self._reading[key] = _Subscription(reader=self._hub.reader(key[0], is_whole=key[1]))
         self._ask(key, skip=skip)
 
+    def subscribe_jointly(self, source: str) -> None:
+        """Read the whole outbox of the peer from now on, for both of its readers."""
+        self.unsubscribe((source, False))
+        self._reading[source, True] = _Subscription(reader=self._hub.joint_reader(source))
+        self._ask((source, True))
+
+    def reads_jointly(self, source: str) -> bool:
+        subscription = self._reading.get((source, True))
+        return subscription is not None and isinstance(subscription.reader, JointReader)
+
     def unsubscribe(self, key: Key) -> None:
         if self._reading.pop(key, None) is not None:
             self._send(Unsubscribe(source=key[0], whole=key[1]))
@@ -365,6 +376,8 @@ class LinkSession:
                     self._ask(key)
             case Verdict.STALE:
                 pass
+            case Verdict.APART:
+                self._read_apart(frame.source)
             case Verdict.REGRESSED | Verdict.UNKNOWN:
                 self._hub.distrust(self, frame.source)
 
@@ -378,6 +391,9 @@ class LinkSession:
         if subscription is None:
             return
         reader = subscription.reader
+        if code is Code.SEQUENCE_GAP and isinstance(reader, JointReader):
+            self._read_apart(refused.source)
+            return
         if code is Code.SEQUENCE_GAP and isinstance(reader, MirrorKeeper) and refused.source == self.peer:
             await reader.start_over()
             self._ask(key)
@@ -385,6 +401,11 @@ class LinkSession:
         if code is Code.SEQUENCE_GAP and isinstance(reader, StreamReader):
             reader.note_gap()
         self._hub.distrust(self, refused.source)
+
+    def _read_apart(self, source: str) -> None:
+        """The two readers of the outbox go on by themselves, each from where it is."""
+        self.subscribe((source, True))
+        self.subscribe((source, False))
 
     def _ask(self, key: Key, *, skip: bool = False) -> None:
         at = self._reading[key].reader.position()

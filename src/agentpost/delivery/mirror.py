@@ -19,10 +19,10 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, next_chain
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, MirrorBatch, MirrorEvent, MirrorPosition
+from agentpost.store.values import CHAIN_START, Cursor, MirrorBatch, MirrorEvent
 from agentpost.world import Clock
 
-__all__ = ["MirrorKeeper", "choose"]
+__all__ = ["Checked", "MirrorKeeper", "choose"]
 
 
 class _Outline(Struct, rename="camel", gc=False):
@@ -35,6 +35,15 @@ class _Outline(Struct, rename="camel", gc=False):
 
 
 _outline = msgspec.msgpack.Decoder(_Outline)
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """A batch for a mirror, the chain of each stream that it extends, and the payloads that it speaks of."""
+
+    batch: MirrorBatch
+    chains: dict[str, bytes]
+    refs: tuple[PayloadRef, ...]
+    has_unreadable: bool
 
 
 class MirrorKeeper:
@@ -58,17 +67,28 @@ class MirrorKeeper:
         self._intake = intake
         self._on_kept = on_kept
         self._on_blobs = on_blobs
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         # Each reader's chain as far as it was seen; None once the start was not seen.
         self._marks: dict[str, bytes] = {}
+        # Where the mirror ends. Nobody else keeps anything in it, and what is refused changes nothing.
+        self._position: Cursor | None = None
         self._knows_all = self.position() is None
 
-    def position(self) -> MirrorPosition | None:
-        return self._store.mirror_position(self.source_node_id)
+    def position(self) -> Cursor | None:
+        """How far the outbox is mirrored here."""
+        if self._position is None and (kept := self._store.mirror_position(self.source_node_id)) is not None:
+            self._position = Cursor(
+                source_node_id=self.source_node_id,
+                epoch=kept.epoch,
+                last_seq=kept.last_seq,
+                last_chain=kept.last_chain,
+                updated_at_ms=0,
+            )
+        return self._position
 
     async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
         """Keep a batch of the whole outbox. Refused, with an incident and nothing kept: what its owner did not sign."""
-        async with self._lock:
+        async with self.lock:
             if self._room.signing_key(self.source_node_id) is None:
                 return Verdict.UNKNOWN
             try:
@@ -80,11 +100,11 @@ class MirrorKeeper:
 
     async def start_over(self) -> None:
         """Begin anew with what the source still has: it pruned events that this mirror never got."""
-        async with self._lock:
+        async with self.lock:
             at = self.position()
             if at is not None:
                 await self._store.restart_mirror(self.source_node_id, epoch=at.epoch, at_ms=self._clock.now_ms())
-                self._marks, self._knows_all = {}, False
+                self._marks, self._knows_all, self._position = {}, False, None
 
     async def _take(self, frame: Events, *, is_direct: bool) -> Verdict:
         head = signed_head(frame, self._room)
@@ -94,7 +114,7 @@ class MirrorKeeper:
                 return Verdict.STALE
             await self._intake.report("epoch_changed", self.source_node_id, before=at.epoch, now=frame.epoch)
             await self._store.restart_mirror(self.source_node_id, epoch=frame.epoch, at_ms=self._clock.now_ms())
-            self._marks, self._knows_all, at = {}, True, None
+            self._marks, self._knows_all, self._position, at = {}, True, None, None
         last_seq = at.last_seq if at else 0
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
@@ -102,6 +122,13 @@ class MirrorKeeper:
         is_start = last_seq == 0 and frame.after_seq > 0 and frame.first_chain is not None
         if frame.after_seq != last_seq and not is_start:
             return Verdict.GAP
+        checked = self.check(frame, head, at, is_start=is_start)
+        await self._store.keep_mirror(checked.batch)
+        self.kept(checked)
+        return Verdict.TAKEN
+
+    def check(self, frame: Events, head: OutboxHead, at: Cursor | None, *, is_start: bool = False) -> "Checked":
+        """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so."""
         outlines = [_read_outline(raw) for raw in frame.events]
         first_chain = frame.first_chain if is_start else None
         events = self._chained(frame, outlines, at.last_chain if at else CHAIN_START, first_chain)
@@ -109,29 +136,35 @@ class MirrorKeeper:
             self._knows_all = False
         if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
             raise self._broken("the events are not those that its owner signed")
-        marks = self._checked_marks(head, events)
-        await self._store.keep_mirror(
-            MirrorBatch(
-                source_node_id=self.source_node_id,
-                epoch=frame.epoch,
-                after_seq=frame.after_seq,
-                through_seq=frame.through_seq,
-                events=tuple(events),
-                head=frame.head,
-                signature=frame.signature,
-                at_ms=self._clock.now_ms(),
-            )
+        batch = MirrorBatch(
+            source_node_id=self.source_node_id,
+            epoch=frame.epoch,
+            after_seq=frame.after_seq,
+            through_seq=frame.through_seq,
+            events=tuple(events),
+            head=frame.head,
+            signature=frame.signature,
+            at_ms=self._clock.now_ms(),
         )
-        self._marks |= marks
-        self._on_kept(self.source_node_id, frozenset(marks))
-        blobs = [
-            NewBlob(source_node_id=self.source_node_id, ref=outline.payload_ref)
-            for outline in outlines
-            if outline is not None and outline.payload_ref is not None
-        ]
-        if blobs:
-            self._on_blobs(blobs)
-        return Verdict.TAKEN
+        refs = tuple(each.payload_ref for each in outlines if each is not None and each.payload_ref is not None)
+        return Checked(
+            batch=batch, chains=self._checked_marks(head, events), refs=refs, has_unreadable=None in outlines
+        )
+
+    def kept(self, checked: "Checked") -> None:
+        """A batch that was checked here is on the disk."""
+        batch = checked.batch
+        self._position = Cursor(
+            source_node_id=self.source_node_id,
+            epoch=batch.epoch,
+            last_seq=batch.through_seq,
+            last_chain=batch.events[-1].chain,
+            updated_at_ms=batch.at_ms,
+        )
+        self._marks |= checked.chains
+        self._on_kept(self.source_node_id, frozenset(checked.chains))
+        if checked.refs:
+            self._on_blobs([NewBlob(source_node_id=self.source_node_id, ref=ref) for ref in checked.refs])
 
     def _chained(
         self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes, first_chain: bytes | None

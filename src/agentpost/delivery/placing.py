@@ -17,9 +17,11 @@ from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.routing import Decision, Recipient, Rejected, RouteRequest, decide_route, is_live
 from agentpost.protocol.snapshot import NodeStatus, RoomSnapshot
 
-__all__ = ["MAX_RECIPIENTS", "Placement", "RecipientReceipt", "engaged_by", "place"]
+__all__ = ["MAX_RECIPIENTS", "Placement", "Placer", "RecipientReceipt", "engaged_by", "place"]
 
 MAX_RECIPIENTS: Final = 1000
+_KEEP_MS: Final = 100
+_MOST_KEPT: Final = 256
 
 
 class RecipientReceipt(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -42,26 +44,29 @@ class Placement(Struct, frozen=True, kw_only=True):
     recipients: tuple[Recipient, ...]
     rejected: tuple[Rejected, ...]
     room: RoomSnapshot
+    to_agents: tuple[str, ...]
+    to_nodes: tuple[str, ...]
+    unroutable: tuple[Recipient, ...]
+    # ROUTE-9: the decisions, and the versions of the policy that they follow from.
+    trace: Trace
 
-    @property
-    def to_agents(self) -> tuple[str, ...]:
-        return tuple(recipient.agent_id for recipient in self.recipients)
-
-    @property
-    def to_nodes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(each.node_id for each in self.recipients if each.node_id is not None))
-
-    @property
-    def unroutable(self) -> tuple[Recipient, ...]:
-        return tuple(recipient for recipient in self.recipients if recipient.node_id is None)
-
-    def trace(self) -> Trace:
-        """ROUTE-9: the decisions, and the versions of the policy that they follow from."""
-        return Trace(
-            route_decision=",".join(sorted({recipient.decision.value for recipient in self.recipients})),
-            routing_policy_version=self.room.routing_policy_version,
-            capability_policy_version=self.room.capability_policy_version,
-            engaged_by=engaged_by({recipient.agent_id: recipient.node_id for recipient in self.recipients}),
+    @classmethod
+    def of(
+        cls, recipients: tuple[Recipient, ...], *, rejected: tuple[Rejected, ...], room: RoomSnapshot
+    ) -> "Placement":
+        return cls(
+            recipients=recipients,
+            rejected=rejected,
+            room=room,
+            to_agents=tuple(recipient.agent_id for recipient in recipients),
+            to_nodes=tuple(dict.fromkeys(each.node_id for each in recipients if each.node_id is not None)),
+            unroutable=tuple(recipient for recipient in recipients if recipient.node_id is None),
+            trace=Trace(
+                route_decision=",".join(sorted({recipient.decision.value for recipient in recipients})),
+                routing_policy_version=room.routing_policy_version,
+                capability_policy_version=room.capability_policy_version,
+                engaged_by=engaged_by({recipient.agent_id: recipient.node_id for recipient in recipients}),
+            ),
         )
 
     def deliveries(self, event: Event, *, due_at_ms: int, now_ms: int) -> list[Delivery]:
@@ -121,11 +126,36 @@ def place(request: RouteRequest, view: RoomView, *, own_node_id: str, now_ms: in
             field="toAgents",
             hint="Send it in several messages, each to some of the agents.",
         )
-    return Placement(
-        recipients=tuple(_reachable(each, view, own_node_id) for each in route.recipients),
-        rejected=route.rejected,
-        room=room,
+    return Placement.of(
+        tuple(_reachable(each, view, own_node_id) for each in route.recipients), rejected=route.rejected, room=room
     )
+
+
+class _Kept(Struct, frozen=True, kw_only=True):
+    placement: Placement
+    snapshot: RoomSnapshot
+    at_ms: int
+
+
+class Placer:
+    """Places the events of one gateway. What was asked a moment ago, in the same room, is not decided again."""
+
+    def __init__(self, view: RoomView, *, own_node_id: str) -> None:
+        self._view = view
+        self._own_node_id = own_node_id
+        self._kept: dict[RouteRequest, _Kept] = {}
+
+    def place(self, request: RouteRequest, *, now_ms: int) -> Placement:
+        snapshot = self._view.snapshot()
+        kept = self._kept.get(request)
+        # Time alone changes a decision only when somebody falls silent, and that takes much longer.
+        if kept is not None and kept.snapshot is snapshot and 0 <= now_ms - kept.at_ms < _KEEP_MS:
+            return kept.placement
+        placement = place(request, self._view, own_node_id=self._own_node_id, now_ms=now_ms)
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        self._kept[request] = _Kept(placement=placement, snapshot=snapshot, at_ms=now_ms)
+        return placement
 
 
 def engaged_by(nodes: dict[str, str | None]) -> dict[str, str]:

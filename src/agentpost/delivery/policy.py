@@ -3,19 +3,22 @@
 Pure. A policy comes from somebody's configuration, so a senseless one is refused by field.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
 from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS, SENDER_RESEND, RetryPolicy
+from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import AckEvent, Event, TaskAcceptEvent, TaskCreateEvent, TaskUpdateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import parse_ms
 
-__all__ = ["DeliveryPolicy", "GapPolicy", "ack_due_at_ms", "in_time", "sla_due_at_ms"]
+__all__ = ["DeliveryPolicy", "GapPolicy", "ack_due_at_ms", "earliest_due_ms", "in_time", "sla_due_at_ms"]
 
 _DAY_SECONDS: Final = 86_400
+_NEVER_MS: Final = 1 << 62
 # An ETA is what another node says: one beyond a year is a black hole with a date on it.
 _LONGEST_ETA_MS: Final = 365 * _DAY_SECONDS * 1000
 
@@ -74,6 +77,11 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
 def ack_due_at_ms(event: Event, *, now_ms: int, policy: DeliveryPolicy) -> int:
     """When an event that is sent now and not accepted is looked at: after the ACK timeout, or once it expires."""
     return in_time(event, now_ms + round(policy.accepted_ack_timeout_seconds * 1000), now_ms=now_ms)
+
+
+def earliest_due_ms(timers: Iterable[Delivery | Change]) -> int:
+    """When the first of these timers runs out; never, if none of them is set."""
+    return min((each.due_at_ms for each in timers if each.due_at_ms is not None), default=_NEVER_MS)
 
 
 def in_time(event: Event | None, due_at_ms: int, *, now_ms: int) -> int:

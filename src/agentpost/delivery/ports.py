@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from agentpost.delivery.lanes import Mail
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.ids import CorrId, EventId
@@ -119,7 +120,8 @@ class Wakeups:
     def __init__(self) -> None:
         self._on_outbox: list[Callable[[], None]] = []
         self._on_inbox: list[Callable[[str], None]] = []
-        self._on_timer: list[Callable[[], None]] = []
+        self._on_mail: list[Callable[[str, Sequence[Mail]], None]] = []
+        self._on_timer: list[Callable[[int], None]] = []
         self._on_moved: list[Callable[[Sequence[Change]], None]] = []
         self._on_taken: list[Callable[[Accepted], None]] = []
         self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
@@ -129,18 +131,22 @@ class Wakeups:
         *,
         outbox: Callable[[], None] | None = None,
         inbox: Callable[[str], None] | None = None,
-        timer: Callable[[], None] | None = None,
+        mail: Callable[[str, Sequence[Mail]], None] | None = None,
+        timer: Callable[[int], None] | None = None,
         moved: Callable[[Sequence[Change]], None] | None = None,
         taken: Callable[[Accepted], None] | None = None,
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
     ) -> None:
-        """`outbox`: events were appended. `inbox`: this agent has something new. `timer`: a delivery got a timer.
+        """`outbox`: events were appended. `inbox`: this agent has something new. `mail`: the same, with the mail as far
+        as it is at hand. `timer`: deliveries got timers, and when the first of them runs out.
         `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
         gateways said these."""
         if outbox is not None:
             self._on_outbox.append(outbox)
         if inbox is not None:
             self._on_inbox.append(inbox)
+        if mail is not None:
+            self._on_mail.append(mail)
         if timer is not None:
             self._on_timer.append(timer)
         if moved is not None:
@@ -154,13 +160,17 @@ class Wakeups:
         for tell in self._on_outbox:
             tell()
 
-    def inbox_grew(self, agent_id: str) -> None:
+    def inbox_grew(self, agent_id: str, mail: Sequence[Mail] = ()) -> None:
+        """`mail` is what came just now; without it, whoever wants it reads the inbox."""
         for tell in self._on_inbox:
             tell(agent_id)
+        for hand_over in self._on_mail:
+            hand_over(agent_id, mail)
 
-    def timer_set(self) -> None:
+    def timer_set(self, due_at_ms: int = 0) -> None:
+        """Without a time, whoever serves timers looks at all of them."""
         for tell in self._on_timer:
-            tell()
+            tell(due_at_ms)
 
     def deliveries_moved(self, changes: Sequence[Change]) -> None:
         for tell in self._on_moved:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.placing import Placement, RecipientReceipt, engaged_by, place
-from agentpost.delivery.policy import in_time
+from agentpost.delivery.placing import Placement, Placer, RecipientReceipt, engaged_by
+from agentpost.delivery.policy import earliest_due_ms, in_time
 from agentpost.delivery.ports import Content, RoomView, Wakeups
 from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
 from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS
@@ -88,6 +88,7 @@ class Publisher:
     ) -> None:
         self._store = store
         self._room = room
+        self._placer = Placer(room, own_node_id=store.node_id)
         self._sealer = sealer
         self._maker = maker
         self._ids = ids
@@ -112,7 +113,7 @@ class Publisher:
             to_agents=request.to_agents,
             required_capabilities=request.required_capabilities,
         )
-        placement = place(wanted, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
+        placement = self._placer.place(wanted, now_ms=now_ms)
         event = self._message(request, placement, now_ms)
         _check_in_time(event, now_ms)
         if before is not None:
@@ -157,7 +158,8 @@ class Publisher:
             await self._drop_blob_of(event)
             raise
         self._wakeups.outbox_grew()
-        self._wakeups.timer_set()
+        if deliveries or changes:
+            self._wakeups.timer_set(earliest_due_ms((*deliveries, *changes)))
         return appended
 
     async def make_reply(self, event: Event, *, agent_id: str, content: Content) -> tuple[ReplyEvent, Delivery]:
@@ -194,14 +196,12 @@ class Publisher:
         if type(event.payload) not in CONTENT_FIELDS:
             _check_readable(event)
             return event
-        bare: Any = without_content(event.payload)
         # The event may be another's words sent anew: nothing of an earlier seal must stay beside this one.
-        payload: Any = replace(bare, sealed=None)
-        event = replace(event, payload=payload, payload_ref=None)
         encoded = encode_content(content)
         if len(encoded) <= self._max_inline_bytes:
             sealed = self._sealer.seal_bytes(encoded, event_id=event.event_id, to_nodes=event.to_nodes)
-            event = replace(event, payload=replace(payload, sealed=sealed))
+            payload: Any = without_content(event.payload, sealed=sealed)
+            event = replace(event, payload=payload, payload_ref=None)
             _check_readable(event)
             return event
         if len(encoded) > MAX_CONTENT_BYTES:
@@ -212,7 +212,8 @@ class Publisher:
                 hint="Send it in parts, or say where it can be fetched.",
             )
         ref, blob = self._sealer.seal_blob(encoded, event_id=event.event_id, to_nodes=event.to_nodes)
-        event = replace(event, payload_ref=ref)
+        bare: Any = without_content(event.payload)
+        event = replace(event, payload=bare, payload_ref=ref)
         _check_readable(event)
         await self._keep_blob(blob)
         return event
@@ -235,7 +236,7 @@ class Publisher:
             corr_id=corr_id_of(event_id) if request.corr_id is None else request.corr_id,
             created_at=format_ms(now_ms),
             expires_at=request.expires_at,
-            trace=placement.trace(),
+            trace=placement.trace,
             payload=Message(
                 to_agents=placement.to_agents,  # ROUTE-8: the actual recipients
                 required_capabilities=request.required_capabilities,
@@ -245,7 +246,7 @@ class Publisher:
         )
 
     def _expect_local(self, agent_id: str) -> None:
-        if self._store.local_agent(agent_id) is None:
+        if agent_id not in self._store.local_agent_ids():
             raise Refusal(
                 Code.NOT_FOUND,
                 f"{agent_id!r:.80} is not an agent of this gateway",

@@ -35,6 +35,7 @@ class Verdict(StrEnum):
     GAP = "gap"  # something before it is missing: ask again from the cursor
     STALE = "stale"  # of an earlier life of the source, from somebody who has not heard of the present one
     REGRESSED = "regressed"  # the source's outbox ends before what was read from it
+    APART = "apart"  # what was read for two purposes at once has to be read for each by itself
     UNKNOWN = "unknown"  # nobody in this mesh has the key that would sign for the source, or not any more
 
 
@@ -57,17 +58,39 @@ class StreamReader:
         self._room = room
         self._clock = clock
         self._intake = intake
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._gap_since_ms: int | None = None
         self._may_skip = False
+        # Where the cursor stands. Nobody else moves it, and what is refused changes nothing.
+        self._cursor: Cursor | None = None
 
     def position(self) -> Cursor | None:
-        return self._store.cursor(self.source_node_id)
+        """How far the source was read."""
+        if self._cursor is None:
+            self._cursor = self._store.cursor(self.source_node_id)
+        return self._cursor
+
+    async def accept(self, batch: Batch) -> None:
+        """Take a batch that was checked: the cursor moves with it (CUR-2)."""
+        taken = await self._intake.take(batch)
+        self._cursor = None
+        if taken.cursor_seq == batch.through_seq:
+            self._cursor = Cursor(
+                source_node_id=self.source_node_id,
+                epoch=batch.epoch,
+                last_seq=batch.through_seq,
+                last_chain=batch.chain,
+                updated_at_ms=self._clock.now_ms(),
+            )
 
     async def take(self, frame: Events, *, is_direct: bool) -> Verdict:
         """Take a batch. Refused, with an incident and nothing accepted: what the source did not say like that."""
-        async with self._lock:
+        async with self.lock:
             return await self._take(frame, is_direct=is_direct)
+
+    @property
+    def has_gap(self) -> bool:
+        return self._gap_since_ms is not None
 
     def note_gap(self) -> None:
         """What comes next is missing. The cursor stops, and the time runs (CUR-3)."""
@@ -105,7 +128,7 @@ class StreamReader:
             # CUR-6: what was taken before is still known by its event ids.
             await self._intake.report("epoch_changed", source, before=cursor.epoch, now=frame.epoch)
             await self._store.restart_cursor(source, epoch=frame.epoch, at_ms=self._clock.now_ms())
-            cursor = None
+            cursor = self._cursor = None
         last_seq = cursor.last_seq if cursor else 0
         if frame.after_seq == frame.through_seq and frame.through_seq < last_seq:
             if is_direct:
@@ -130,7 +153,7 @@ class StreamReader:
             chain=chain,
             raws=frame.events,
         )
-        await self._intake.take(batch)
+        await self.accept(batch)
         if may_skip and frame.events and self._policy.gap_policy is GapPolicy.TOMBSTONE:
             await self._leave_tombstone(after_seq=last_seq, first=frame.events[0])
         if self._gap_since_ms is not None:
@@ -179,6 +202,7 @@ class OwnReader:
         self._store = store
         self._intake = intake
         self._tasks = tasks
+        self._cursor: Cursor | None = None
         self._grew = asyncio.Event()
         wakeups.listen(outbox=self._grew.set)
 
@@ -190,12 +214,14 @@ class OwnReader:
         """Take everything that is there for the agents of this gateway."""
         own = self._store.node_id
         while True:
-            cursor = self._store.cursor(own)
+            cursor = self._cursor or self._store.cursor(own)
             if cursor is not None and cursor.epoch != self._store.epoch:
                 await self._store.restart_cursor(own, epoch=self._store.epoch, at_ms=cursor.updated_at_ms)
+                self._cursor = None
                 continue
+            self._cursor = cursor
             after_seq = cursor.last_seq if cursor else 0
-            stream = self._store.read_stream(own, after_seq)
+            stream = self._store.read_stream(own, after_seq, may_lag=True)
             if not stream.events and stream.through_seq - after_seq < _OWN_STEP:
                 return
             batch = Batch(
@@ -206,6 +232,7 @@ class OwnReader:
                 chain=stream.chain,
                 raws=[event.raw for event in stream.events],
             )
+            self._cursor = None
             await self._intake.take(batch)
 
     async def _run(self) -> None:

@@ -101,7 +101,8 @@ class Retrier:
         self._wake = asyncio.Event()
         # At the start nobody is known to be there: whoever is may have come back while this gateway was down.
         self._live: set[str] = set()
-        wakeups.listen(timer=self._wake.set)
+        self._sleeps_until_ms = 0
+        wakeups.listen(timer=self._timer_set)
 
     def start(self) -> None:
         self._tasks.spawn(self._run(), name="timers")
@@ -172,14 +173,23 @@ class Retrier:
             if not worked:
                 await self._until_due()
 
+    def _timer_set(self, due_at_ms: int) -> None:
+        # Nearly all timers run out after the one that is slept for, and most are gone by then.
+        if due_at_ms < self._sleeps_until_ms or not self._sleeps_until_ms:
+            self._wake.set()
+
     async def _until_due(self) -> None:
-        due_at_ms = self._store.next_due_at_ms()
+        now_ms, due_at_ms = self._clock.now_ms(), self._store.next_due_at_ms()
         seconds = _LONGEST_SLEEP_SECONDS
         if due_at_ms is not None:
-            seconds = min(max((due_at_ms - self._clock.now_ms()) / 1000, 0), seconds)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+            seconds = min(max((due_at_ms - now_ms) / 1000, 0), seconds)
+        self._sleeps_until_ms = now_ms + round(seconds * 1000)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+        finally:
+            self._sleeps_until_ms = 0
 
     # From commands to what is written
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.policy import earliest_due_ms
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
@@ -63,6 +64,7 @@ class Begun(Struct, frozen=True, kw_only=True):
 
     event: Event
     engagement: Engagement
+    at_ms: int
 
 
 class Hold(StrEnum):
@@ -104,10 +106,15 @@ class Turns:
         self._wakeups = wakeups
         self._policy = policy
 
-    async def begin(self, event: Event, agent_id: str, *, attempts: int, error: str | None = None) -> Begun | Held:
-        """Record the attempt and give what the agent is to get. `attempts` and `error` are those of the ledger row."""
+    async def begin(
+        self, event: Event, agent_id: str, *, attempts: int, error: str | None = None, is_noted: bool = True
+    ) -> Begun | Held:
+        """Record the attempt and give what the agent is to get. `attempts` and `error` are those of the ledger row.
+
+        An attempt that is not noted now has to be noted with its end: only for who may get the same event again.
+        """
         try:
-            return await self._begin(event, agent_id, attempts, error)
+            return await self._begin(event, agent_id, attempts, error, is_noted=is_noted)
         except Refusal as refusal:
             if refusal.code in _CLOSED:
                 # Somebody settled it meanwhile, with a reply by hand for instance.
@@ -115,7 +122,9 @@ class Turns:
             _log.warning("a turn of %s could not begin: %s", agent_id, refusal.message)
             return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _FULL_DISK_MS)
 
-    async def _begin(self, event: Event, agent_id: str, attempts: int, error: str | None) -> Begun | Held:
+    async def _begin(
+        self, event: Event, agent_id: str, attempts: int, error: str | None, *, is_noted: bool
+    ) -> Begun | Held:
         now_ms = self._clock.now_ms()
         if is_expired(event, now_ms=now_ms):
             return await self._expire(event, agent_id)
@@ -129,13 +138,23 @@ class Turns:
             content = self._sealer.open(event)
         except Refusal as refusal:
             return await self._without_content(event, agent_id, refusal)
+        if not is_noted:
+            return Begun(event=event, engagement=_engagement(event, agent_id, attempts + 1, content), at_ms=now_ms)
         try:
             attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms)
         except Refusal as refusal:
             if refusal.code is Code.EXPIRED:
                 return await self._expire(event, agent_id)
             raise
-        return Begun(event=event, engagement=_engagement(event, agent_id, attempt, content))
+        return Begun(event=event, engagement=_engagement(event, agent_id, attempt, content), at_ms=now_ms)
+
+    async def note(self, event_id: EventId, agent_id: str, *, at_ms: int) -> None:
+        """Record an attempt that began without being noted."""
+        try:
+            await self._store.engage(event_id, agent_id, at_ms=at_ms)
+        except Refusal as refusal:
+            if refusal.code not in _CLOSED:
+                _log.warning("an attempt of %s could not be recorded: %s", agent_id, refusal.message)
 
     def retry_at_ms(self, result: Result, *, attempt: int) -> int | None:
         """When attempt number `attempt`, which ended with `result`, is to be repeated; None if that was the end."""
@@ -158,14 +177,17 @@ class Turns:
             _log.warning("a failed attempt of %s could not be recorded: %s", agent_id, refusal.message)
         return True
 
-    async def end(self, event: Event, agent_id: str, result: Result) -> bool:
-        """Write the outcome of a turn that is over. False if the row was closed before; raises if the disk refuses."""
-        if result.kind is ResultKind.PROCESSED:
-            return await self._process(event, agent_id, result)
-        reason = "failed" if result.kind is ResultKind.FAILED else "max_attempts"
-        return await self._fail(event, agent_id, reason=reason, error=result.error)
+    async def end(self, event: Event, agent_id: str, result: Result, *, engaged_at_ms: int | None = None) -> bool:
+        """Write the outcome of a turn that is over. False if the row was closed before; raises if the disk refuses.
 
-    async def _process(self, event: Event, agent_id: str, result: Result) -> bool:
+        `engaged_at_ms` is when an attempt began that was not noted.
+        """
+        if result.kind is ResultKind.PROCESSED:
+            return await self._process(event, agent_id, result, engaged_at_ms)
+        reason = "failed" if result.kind is ResultKind.FAILED else "max_attempts"
+        return await self._fail(event, agent_id, reason=reason, error=result.error, engaged_at_ms=engaged_at_ms)
+
+    async def _process(self, event: Event, agent_id: str, result: Result, engaged_at_ms: int | None) -> bool:
         ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)
         events: tuple[Event, ...] = (ack,)
         deliveries: tuple[Delivery, ...] = ()
@@ -179,12 +201,12 @@ class Turns:
             else:
                 events, deliveries = (reply, ack), (delivery,)
         try:
-            return await self._settle(event, agent_id, Outcome.PROCESSED, events, deliveries, error)
+            return await self._settle(event, agent_id, Outcome.PROCESSED, events, deliveries, error, engaged_at_ms)
         except Refusal as refusal:
             if not deliveries or not _is_about_the_reply(refusal):
                 raise
             error = await self._reply_refused(event, agent_id, refusal)
-            return await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), error)
+            return await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), error, engaged_at_ms)
 
     async def _reply_refused(self, event: Event, agent_id: str, refusal: Refusal) -> str:
         await self.incident("reply_refused", event, agent_id, code=refusal.code.value)
@@ -195,7 +217,9 @@ class Turns:
         await self._settle(event, agent_id, Outcome.EXPIRED, (ack,), (), f"expired at {event.expires_at}")
         return _ENDED
 
-    async def _fail(self, event: Event, agent_id: str, *, reason: str, error: str | None) -> bool:
+    async def _fail(
+        self, event: Event, agent_id: str, *, reason: str, error: str | None, engaged_at_ms: int | None = None
+    ) -> bool:
         error = _short(error or reason)
         ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason=reason)
         try:
@@ -204,7 +228,7 @@ class Turns:
             # A sender that is out of the mesh has no key any more; the reason has to do.
             sealed = None
         ack = replace(ack, payload=replace(ack.payload, sealed=sealed))
-        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, (ack,), (), error)
+        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, (ack,), (), error, engaged_at_ms)
 
     async def _without_content(self, event: Event, agent_id: str, refusal: Refusal) -> Held:
         if refusal.code is Code.UNAVAILABLE:
@@ -223,6 +247,7 @@ class Turns:
         events: tuple[Event, ...],
         deliveries: tuple[Delivery, ...],
         error: str | None,
+        engaged_at_ms: int | None = None,
     ) -> bool:
         closed = await self._store.settle(
             Settlement(
@@ -230,6 +255,7 @@ class Turns:
                 to_agent_id=agent_id,
                 outcome=outcome,
                 at_ms=self._clock.now_ms(),
+                engaged_at_ms=engaged_at_ms,
                 events=events,
                 deliveries=deliveries,
                 error=error,
@@ -238,7 +264,7 @@ class Turns:
         if closed:
             self._wakeups.outbox_grew()
             if deliveries:
-                self._wakeups.timer_set()
+                self._wakeups.timer_set(earliest_due_ms(deliveries))
         return closed
 
     async def incident(self, kind: str, event: Event, agent_id: str, **detail: str | int | bool | None) -> None:

@@ -12,6 +12,10 @@ takes several events at once has no order to keep.
 Speed. Turns that run at once do not wait for each other, and of turns that follow each other the end of one is written
 with the beginning of the next, so that the store puts many of both into one commit.
 
+An attempt is written before it is made, so that a crash during it can be seen. A runtime that may get the same event
+twice needs no such trace: an attempt with mail that came just now is written together with its end, or by itself once
+it lasts. Mail from before the start is always noted first: it may be what ended the gateway.
+
 After a crash. An event that was handed over and has no outcome is *unclear*: its runtime is asked; if that cannot say
 and is not idempotent, the event is neither repeated nor given up but shown as an incident, until an operator decides
 (`Dispatcher.resolve`). It does not hold back what follows.
@@ -19,7 +23,7 @@ and is not idempotent, the event is neither repeated nor given up but shown as a
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -46,6 +50,8 @@ _PAGE: Final = 256
 _MOST_AT_ONCE: Final = 256
 # A disk that is full now may have room again soon. The outcome is in memory meanwhile, and the agent is not run again.
 _WRITE_AGAIN_SECONDS: Final = 5.0
+# An attempt that lasts longer is written down while it lasts, for those who ask where their mail is.
+_NOTE_AFTER_SECONDS: Final = 0.2
 
 
 class Worker:
@@ -66,6 +72,9 @@ class Worker:
         self._known: set[EventId] = set()
         self._unclear: set[EventId] = set()
         self._without_content: dict[EventId, str] = {}
+        # Attempts that are not written down, and when they began.
+        self._unnoted: dict[EventId, int] = {}
+        self._noting: asyncio.TimerHandle | None = None
         self._read_through = 0
         self._has_more = True
         self._running = 0
@@ -74,10 +83,17 @@ class Worker:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def mail_came(self) -> None:
+    def mail_came(self, mail: Sequence[Mail] = ()) -> None:
         """There is mail, or content that some mail waited for."""
-        self._has_more = True
-        self._look_for_content()
+        if mail and not self._has_more and len(self._lanes) < _LOOK_AHEAD:
+            # All that was there before is in the lanes: this comes next, and need not be read again.
+            for each in mail:
+                self._read_through = max(self._read_through, each.inbox_seq)
+                self._add(each)
+        else:
+            self._has_more = True
+        if self._without_content:
+            self._look_for_content()
         self._woken.set()
 
     def stop(self) -> None:
@@ -136,16 +152,22 @@ class Worker:
         for item in page:
             self._read_through = item.entry.inbox_seq
             if item.entry.event_id not in self._known:
-                self._known.add(item.entry.event_id)
                 try:
-                    self._lanes.add(_mail(item))
+                    self._add(_mail(item))
                 except Refusal as refusal:
+                    self._known.add(item.entry.event_id)
                     # It was read when it was accepted, so a newer version wrote it: it stays until that one is back.
                     _log.error("%s cannot be read any more: %s", item.entry.event_id, refusal.message)
         self._has_more = len(page) == _PAGE
         if not self._has_more and self._store.backlog_size(self._agent_id) > len(self._known):
             # Further up there is an event that was here before, for another agent, or that an operator released.
             self._read_through, self._has_more = 0, True
+
+    def _add(self, mail: Mail) -> None:
+        event_id = mail.event.event_id
+        if event_id not in self._known:
+            self._known.add(event_id)
+            self._lanes.add(mail)
 
     async def _serve(self, mail: Mail) -> None:
         """Turn after turn, until nothing is due."""
@@ -176,8 +198,14 @@ class Worker:
         self._without_content.pop(event.event_id, None)
         if mail.is_unclear and await self._is_concluded(mail):
             return None
-        begun = await self._turns.begin(event, self._agent_id, attempts=mail.attempts, error=mail.error)
+        is_noted = not (mail.is_fresh and self._runtime.is_idempotent)
+        begun = await self._turns.begin(
+            event, self._agent_id, attempts=mail.attempts, error=mail.error, is_noted=is_noted
+        )
         if isinstance(begun, Begun):
+            if not is_noted:
+                self._unnoted[event.event_id] = begun.at_ms
+                self._note_later()
             return begun
         if begun.hold is Hold.WAITS:
             if event.payload_ref is not None:
@@ -221,17 +249,35 @@ class Worker:
     def _conclude(self, mail: Mail, attempt: int, result: Result) -> Coroutine[Any, Any, None]:
         """Let the lane go on at once; what is given still has to be awaited, and writes the outcome."""
         due_at_ms = self._turns.retry_at_ms(result, attempt=attempt)
+        engaged_at_ms = self._unnoted.pop(mail.event.event_id, None)
         if due_at_ms is None:
             self._lanes.done(mail)
-            return self._end(mail, result)
-        self._lanes.put_back(replace(mail, attempts=attempt, due_at_ms=due_at_ms, error=result.error, is_unclear=False))
-        return self._postpone(mail, due_at_ms, result.error)
+            return self._end(mail, result, engaged_at_ms)
+        self._lanes.put_back(
+            replace(mail, attempts=attempt, due_at_ms=due_at_ms, error=result.error, is_unclear=False, is_fresh=False)
+        )
+        return self._postpone(mail, due_at_ms, result.error, engaged_at_ms)
 
-    async def _end(self, mail: Mail, result: Result) -> None:
+    def _note_later(self) -> None:
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_later(_NOTE_AFTER_SECONDS, self._note_what_lasts)
+
+    def _note_what_lasts(self) -> None:
+        """Write down the attempts that did not end soon."""
+        self._noting = None
+        begun_before_ms = self._clock.now_ms() - round(_NOTE_AFTER_SECONDS * 1000)
+        for event_id, at_ms in tuple(self._unnoted.items()):
+            if at_ms <= begun_before_ms:
+                del self._unnoted[event_id]
+                self._tasks.spawn(self._turns.note(event_id, self._agent_id, at_ms=at_ms), name="note")
+        if self._unnoted:
+            self._note_later()
+
+    async def _end(self, mail: Mail, result: Result, engaged_at_ms: int | None = None) -> None:
         event_id = mail.event.event_id
         while True:
             try:
-                await self._turns.end(mail.event, self._agent_id, result)
+                await self._turns.end(mail.event, self._agent_id, result, engaged_at_ms=engaged_at_ms)
             except Refusal as refusal:
                 _log.error("the outcome of %s for %s is not written: %s", event_id, self._agent_id, refusal.message)
                 if refusal.code is not Code.STORAGE_FULL:
@@ -242,7 +288,9 @@ class Worker:
                 self._known.discard(event_id)
                 return
 
-    async def _postpone(self, mail: Mail, due_at_ms: int, error: str | None) -> None:
+    async def _postpone(self, mail: Mail, due_at_ms: int, error: str | None, engaged_at_ms: int | None) -> None:
+        if engaged_at_ms is not None:
+            await self._turns.note(mail.event.event_id, self._agent_id, at_ms=engaged_at_ms)
         await self._turns.postpone(mail.event, self._agent_id, due_at_ms=due_at_ms, error=error)
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
-from agentpost.bench.roundtrip import RECEIVER, RECEIVER_NODE, SENDER, receiver_process
+from agentpost.bench.roundtrip import RECEIVER, RECEIVER_NODE, SENDER, SENDER_NODE, receiver_process
 from agentpost.config import Settings
 from agentpost.delivery.engine import Engine
 from agentpost.edges.http.server import serve
@@ -25,7 +25,7 @@ _START_SECONDS: Final = 30.0
 @contextlib.asynccontextmanager
 async def bench_pair(folder: Path) -> AsyncGenerator[Engine]:
     """The engine of the sender, once it can reach the receiver's agent."""
-    settings = Settings(home=folder / "sender", node_id="bench-a", tier=NodeTier.BACKBONE, listen_port=0)
+    settings = Settings(home=folder / "sender", node_id=SENDER_NODE, tier=NodeTier.BACKBONE, listen_port=0)
     gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     tasks = TaskOwner("bench")

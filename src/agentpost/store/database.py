@@ -174,11 +174,11 @@ class Database:
         with translated:
             self._connection.executemany(sql, rows)
 
-    def run_packed(self, sql: str, first: int, values: Sequence[bytes]) -> None:
-        """Run a statement over an array of values that SQLite reads by itself, without Python in between."""
+    def run_packed(self, sql: str, values: Sequence[Any], packed: Sequence[bytes] | Sequence[str]) -> None:
+        """Run a statement whose last parameter is an array that SQLite reads by itself, without Python in between."""
         self.writes += 1
         with translated:
-            self._connection.execute(sql, (first, apsw.carray(tuple(values))))
+            self._connection.execute(sql, (*values, apsw.carray(tuple(packed))))
 
     @contextmanager
     def one_view(self) -> Generator[None]:

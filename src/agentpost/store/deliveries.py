@@ -8,7 +8,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
 from agentpost.store.rules import move_deliveries
-from agentpost.store.transaction import Transaction, delivery_row
+from agentpost.store.transaction import Transaction
 
 __all__ = [
     "apply_changes",
@@ -37,11 +37,29 @@ def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[Ev
         for delivery in _deliveries_of(tx.database, {change.event_id for change in changes})
     }
     moved, orphans = move_deliveries(found, changes, places)
-    if moved:
-        tx.database.run_many(
-            SQL.replace_delivery, [delivery_row(delivery, delivery.seq) for delivery in moved.values()]
-        )
+    # What came in one batch mostly says the same of many: one statement for all of those.
+    alike: dict[Row, list[str]] = {}
+    for pair, delivery in moved.items():
+        is_elsewhere = delivery.seq != found[pair].seq
+        alike.setdefault(_moved_row(delivery, is_elsewhere=is_elsewhere), []).append(pair[0] + pair[1])
+    for how, pairs in alike.items():
+        tx.database.run_packed(SQL.move_deliveries, how, pairs)
     return orphans
+
+
+def _moved_row(delivery: Delivery, *, is_elsewhere: bool) -> Row:
+    return (
+        delivery.to_node_id,
+        delivery.route_decision,
+        delivery.seq if is_elsewhere else None,
+        delivery.state.value,
+        delivery.attempts,
+        delivery.due_at_ms,
+        delivery.accepted_at_ms,
+        delivery.closed_at_ms,
+        delivery.answered_by_event_id,
+        delivery.reason,
+    )
 
 
 def deliveries_of(database: Database, event_id: EventId) -> list[Delivery]:
@@ -71,7 +89,10 @@ def deliveries_by_corr(database: Database, corr_id: str) -> list[Delivery]:
     return [_delivery(row) for row in database.rows(SQL.deliveries_by_corr, (corr_id,))]
 
 
-def count_deliveries(database: Database) -> dict[DeliveryState, int]:
+def count_deliveries(database: Database, only: DeliveryState | None) -> dict[DeliveryState, int]:
+    if only is not None:
+        count: int = database.value(SQL.count_deliveries_in_state, (only.value,))
+        return {only: count} if count else {}
     return {DeliveryState(state): count for state, count in database.rows(SQL.count_deliveries)}
 
 

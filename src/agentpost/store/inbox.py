@@ -3,13 +3,23 @@
 from collections.abc import Sequence
 from typing import Final
 
-from agentpost.protocol.codec import decode_event
+from msgspec.structs import replace
+
 from agentpost.protocol.envelope import Event
+from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
+from agentpost.store.mirrors import keep_mirror
 from agentpost.store.queries import SQL
-from agentpost.store.rules import check_acceptance, check_in_time, expect_entry, expect_open_entry, unseen
+from agentpost.store.rules import (
+    check_acceptance,
+    check_in_time,
+    expect_entry,
+    expect_open_entry,
+    never_accepted,
+    unseen,
+)
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     CHAIN_START,
@@ -53,6 +63,8 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
     """Take a batch: dedupe, inbox, ledger, ACKs, deliveries and cursor, all in this transaction (CUR-2, RTY-3)."""
     at = cursor(tx.database, batch.source_node_id)
     check_acceptance(batch, at)
+    if batch.mirror is not None:
+        keep_mirror(tx, batch.mirror)
     if at is not None and batch.through_seq <= at.last_seq:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
     new, repeated, acks = _take(tx, batch, unseen(batch, at))
@@ -63,19 +75,26 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         SQL.move_cursor,
         (batch.source_node_id, batch.source_epoch, batch.through_seq, batch.through_chain, batch.at_ms),
     )
-    return Accepted(new=tuple(new), repeated=tuple(repeated), orphans=tuple(orphans), cursor_seq=batch.through_seq)
+    return Accepted(
+        new=tuple(new),
+        inbox_seqs=tuple(new.values()),
+        repeated=tuple(repeated),
+        orphans=tuple(orphans),
+        cursor_seq=batch.through_seq,
+    )
 
 
 def _take(
     tx: Transaction, batch: Acceptance, events: Sequence[Inbound]
-) -> tuple[list[tuple[EventId, str]], list[tuple[EventId, str]], list[Event]]:
+) -> tuple[dict[tuple[EventId, str], int], list[tuple[EventId, str]], list[Event]]:
+    """The pairs that are new, with their places in the inbox; those that were known; the ACKs of the new ones."""
     wanted = [inbound for inbound in events if inbound.acks]
     event_ids = [inbound.event.event_id for inbound in wanted]
     in_inbox: dict[str, int] = dict(tx.database.rows_for(SQL.known_inbox_events, event_ids))
     in_ledger = {(row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids)}
     inbox_rows: list[Row] = []
     ledger_rows: list[Row] = []
-    new: list[tuple[EventId, str]] = []
+    new: dict[tuple[EventId, str], int] = {}
     repeated: list[tuple[EventId, str]] = []
     acks: list[Event] = []
     for inbound in wanted:
@@ -101,7 +120,7 @@ def _take(
                 )
             in_ledger.add((event_id, agent_id))
             ledger_rows.append((event_id, agent_id, in_inbox[event_id], batch.at_ms))
-            new.append((event_id, agent_id))
+            new[event_id, agent_id] = in_inbox[event_id]
             acks.append(ack)
     tx.database.run_many(SQL.take_event, inbox_rows)
     tx.database.run_many(SQL.open_ledger_entry, ledger_rows)
@@ -129,12 +148,26 @@ def _pairs(events: Sequence[Inbound]) -> tuple[tuple[EventId, str], ...]:
     return tuple((inbound.event.event_id, agent_id) for inbound in events for agent_id in inbound.acks)
 
 
-def engage(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) -> int:
-    """Record an attempt before it is made, so that a crash during it can be seen afterwards."""
-    entry = _open_entry(tx.database, event_id, to_agent_id)
-    check_in_time(decode_event(tx.database.value(SQL.inbox_body, (entry.inbox_seq,))), now_ms=at_ms)
-    tx.database.run(SQL.engage, (at_ms, event_id, to_agent_id))
-    return entry.attempts + 1
+def engage(tx: Transaction, asked: Sequence[tuple[EventId, str, int]]) -> list[int | Refusal]:
+    """Record attempts before they are made, so that a crash during one can be seen afterwards."""
+    event_ids = [event_id for event_id, _, _ in asked]
+    found = _entries(tx.database, event_ids)
+    bodies: dict[EventId, bytes] = dict(tx.database.rows_for(SQL.inbox_bodies, event_ids))
+    answers: list[int | Refusal] = []
+    rows: list[Row] = []
+    for event_id, to_agent_id, at_ms in asked:
+        try:
+            entry = expect_open_entry(found.get((event_id, to_agent_id)), event_id, to_agent_id)
+            check_in_time(bodies[event_id], event_id, now_ms=at_ms)
+        except Refusal as refusal:
+            answers.append(refusal)
+            continue
+        found[event_id, to_agent_id] = entry = replace(entry, attempts=entry.attempts + 1)
+        rows.append((at_ms, event_id, to_agent_id))
+        answers.append(entry.attempts)
+    if rows:
+        tx.database.run_many(SQL.engage, rows)
+    return answers
 
 
 def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: int, error: str) -> None:
@@ -142,19 +175,43 @@ def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: in
     tx.database.run(SQL.postpone, (due_at_ms, error, event_id, to_agent_id))
 
 
-def settle(tx: Transaction, settlement: Settlement) -> bool:
-    """Close a ledger row once; its reply and ACK stand in the outbox if and only if it was this call that closed it."""
-    event_id, to_agent_id = settlement.event_id, settlement.to_agent_id
-    entry = expect_entry(ledger_entry(tx.database, event_id, to_agent_id), event_id, to_agent_id)
-    if entry.state is LedgerState.SETTLED:
-        return False
-    tx.append(settlement.events, settlement.deliveries)
-    tx.database.run(SQL.settle, (settlement.at_ms, settlement.outcome.value, settlement.error, event_id, to_agent_id))
-    return True
+def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Refusal]:
+    """Close ledger rows, each once; its reply and ACK stand in the outbox if and only if it was this that closed it."""
+    known: dict[tuple[EventId, str], bool] = {
+        (row[0], row[1]): row[2] is not None
+        for row in tx.database.rows_for(SQL.settled_of_entries, [each.event_id for each in settlements])
+    }
+    answers: list[bool | Refusal] = []
+    closed: dict[Row, list[str]] = {}
+    for each in settlements:
+        pair = (each.event_id, each.to_agent_id)
+        is_settled = known.get(pair)
+        if is_settled is None:
+            answers.append(never_accepted(*pair))
+            continue
+        if is_settled:
+            answers.append(False)
+            continue
+        try:
+            tx.append(each.events, each.deliveries)
+        except Refusal as refusal:
+            answers.append(refusal)
+            continue
+        known[pair] = True
+        how = (each.at_ms, each.outcome.value, each.error, each.engaged_at_ms)
+        closed.setdefault(how, []).append(each.event_id + each.to_agent_id)
+        answers.append(True)
+    for how, pairs in closed.items():
+        tx.database.run_packed(SQL.settle, how, pairs)
+    return answers
 
 
 def _open_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry:
     return expect_open_entry(ledger_entry(database, event_id, to_agent_id), event_id, to_agent_id)
+
+
+def _entries(database: Database, event_ids: Sequence[EventId]) -> dict[tuple[EventId, str], LedgerEntry]:
+    return {(row[0], row[1]): _entry(row) for row in database.rows_for(SQL.ledger_entries, event_ids)}
 
 
 def ledger_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:

@@ -4,7 +4,7 @@ Every write is one transaction: it returns once all of it is durable, or raises 
 Reads are immediate, bounded by a limit, and see every write that has returned.
 """
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from agentpost.protocol.delivery import Change, Delivery
@@ -65,12 +65,23 @@ class Store(Protocol):
 
     def head(self) -> Head: ...
 
-    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
-        """The next events after `after_seq`; at least one if there is one."""
+    def read_outbox(
+        self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576, may_lag: bool = False
+    ) -> OutboxSlice:
+        """The next events after `after_seq`; at least one if there is one.
+
+        `may_lag` is for those who hear of every append: what is being told them this moment may not be in it yet.
+        """
         ...
 
     def read_stream(
-        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+        self,
+        consumer_node_id: str,
+        after_seq: int,
+        *,
+        limit: int = 256,
+        max_bytes: int = 1_048_576,
+        may_lag: bool = False,
     ) -> StreamSlice:
         """The next events for one reader, at least one if there is one; the own node reads its local mail so."""
         ...
@@ -99,8 +110,11 @@ class Store(Protocol):
         """The deliveries of a conversation, ordered by event and recipient."""
         ...
 
-    def count_deliveries(self) -> dict[DeliveryState, int]:
-        """How many deliveries are in each state; a state without any is left out."""
+    def count_deliveries(self, *, only: DeliveryState | None = None) -> dict[DeliveryState, int]:
+        """How many deliveries are in each state, or in `only` one; a state without any is left out.
+
+        All of them are looked at, or those of the one state.
+        """
         ...
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> Awaitable[None]:
@@ -264,6 +278,10 @@ class Store(Protocol):
     def local_agents(self) -> list[LocalAgent]: ...
 
     def local_agent(self, agent_id: str) -> LocalAgent | None: ...
+
+    def local_agent_ids(self) -> Collection[str]:
+        """Who is an agent of this gateway: asked with every message, so it is cheap."""
+        ...
 
     def raise_incident(self, incident: Incident) -> Awaitable[bool]:
         """False, and nothing new, if one of this kind and subject is open already."""

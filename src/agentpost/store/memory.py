@@ -114,7 +114,9 @@ class MemoryStore(MemoryDeliveries):
             return self._outbox_floor
         return Head(seq=self._outbox[-1].seq, chain=self._outbox[-1].chain)
 
-    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
+    def read_outbox(
+        self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576, may_lag: bool = False
+    ) -> OutboxSlice:
         self._check_open()
         floor_seq = self._outbox_floor.seq
         start = max(after_seq - floor_seq, 0)
@@ -128,7 +130,13 @@ class MemoryStore(MemoryDeliveries):
         return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
 
     def read_stream(
-        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+        self,
+        consumer_node_id: str,
+        after_seq: int,
+        *,
+        limit: int = 256,
+        max_bytes: int = 1_048_576,
+        may_lag: bool = False,
     ) -> StreamSlice:
         through, end = self.head(), self._streams.end(consumer_node_id)
         events: list[StreamEvent] = []
@@ -162,14 +170,18 @@ class MemoryStore(MemoryDeliveries):
         self._check_open()
         at = self.cursor(batch.source_node_id)
         rules.check_acceptance(batch, at)
+        if batch.mirror is not None:
+            rules.check_mirror_batch(batch.mirror, self.mirror_position(batch.mirror.source_node_id))
         if at is not None and batch.through_seq <= at.last_seq:
             repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
+            await self._keep_mirror_of(batch)
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
         new, repeated, taken = self._sorted_out(rules.unseen(batch, at))
         moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
         acks = list(new.values())
         stored, places = self._stored(acks)
 
+        await self._keep_mirror_of(batch)
         self._write(acks, stored, places, moved)
         self._take(batch, taken, new)
         self._quarantine += [
@@ -191,7 +203,17 @@ class MemoryStore(MemoryDeliveries):
             last_chain=batch.through_chain,
             updated_at_ms=batch.at_ms,
         )
-        return Accepted(new=tuple(new), repeated=tuple(repeated), orphans=tuple(orphans), cursor_seq=batch.through_seq)
+        return Accepted(
+            new=tuple(new),
+            inbox_seqs=tuple(self._inbox_places[event_id] for event_id, _ in new),
+            repeated=tuple(repeated),
+            orphans=tuple(orphans),
+            cursor_seq=batch.through_seq,
+        )
+
+    async def _keep_mirror_of(self, batch: Acceptance) -> None:
+        if batch.mirror is not None:
+            await self.keep_mirror(batch.mirror)
 
     def _sorted_out(self, events: Sequence[Inbound]) -> tuple[dict[Pair, Event], list[Pair], dict[EventId, Inbound]]:
         """The pairs that are new, each with its ACK; those that are known; the events that the inbox has to take."""
@@ -234,7 +256,7 @@ class MemoryStore(MemoryDeliveries):
 
     async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
-        rules.check_in_time(self._inbound(entry).event, now_ms=at_ms)
+        rules.check_in_time(self._inbound(entry).raw, event_id, now_ms=at_ms)
         attempts = entry.attempts + 1
         self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
         return attempts
@@ -254,6 +276,8 @@ class MemoryStore(MemoryDeliveries):
             replace(
                 entry,
                 state=LedgerState.SETTLED,
+                attempts=entry.attempts + (settlement.engaged_at_ms is not None),
+                engaged_at_ms=settlement.engaged_at_ms or entry.engaged_at_ms,
                 settled_at_ms=settlement.at_ms,
                 outcome=settlement.outcome,
                 error=settlement.error,

@@ -1,6 +1,7 @@
 """The agents and incidents of the store in memory."""
 
 import json
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -34,6 +35,10 @@ class MemoryAgents(MemoryJoining):
     def local_agent(self, agent_id: str) -> LocalAgent | None:
         self._check_open()
         return self._agent(agent_id) if agent_id in self._agents else None
+
+    def local_agent_ids(self) -> Collection[str]:
+        self._check_open()
+        return self._agents.keys()
 
     def _agent(self, agent_id: str) -> LocalAgent:
         agent, options = self._agents[agent_id]

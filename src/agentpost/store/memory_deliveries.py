@@ -77,9 +77,9 @@ class MemoryDeliveries(MemoryMirrors):
         pairs = sorted(pair for pair, each in self._deliveries.items() if each.corr_id == corr_id)
         return [self._deliveries[pair] for pair in pairs]
 
-    def count_deliveries(self) -> dict[DeliveryState, int]:
+    def count_deliveries(self, *, only: DeliveryState | None = None) -> dict[DeliveryState, int]:
         self._check_open()
-        return dict(Counter(each.state for each in self._deliveries.values()))
+        return dict(Counter(each.state for each in self._deliveries.values() if only in (None, each.state)))
 
     async def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> None:
         self._check_open()

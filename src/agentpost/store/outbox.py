@@ -8,17 +8,17 @@ from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 from agentpost.store.values import Head, OutboxSlice, StoredEvent
 
-__all__ = ["find_event", "head", "read_outbox"]
+__all__ = ["find_event", "floor", "head", "read_outbox"]
 
 _ROWS_A_READ: Final = 64
 
 
 def head(database: Database) -> Head:
     row = database.row(SQL.outbox_head)
-    return _floor(database) if row is None else Head(seq=row[0], chain=row[1])
+    return floor(database) if row is None else Head(seq=row[0], chain=row[1])
 
 
-def _floor(database: Database) -> Head:
+def floor(database: Database) -> Head:
     """How far the outbox was pruned."""
     row = database.row(SQL.outbox_floor)
     if row is None:
@@ -28,7 +28,7 @@ def _floor(database: Database) -> Head:
 
 def read_outbox(database: Database, after_seq: int, *, limit: int, max_bytes: int) -> OutboxSlice:
     events = _events(database, after_seq, limit, max_bytes)
-    return OutboxSlice(after_seq=after_seq, floor_seq=_floor(database).seq, events=tuple(events))
+    return OutboxSlice(after_seq=after_seq, floor_seq=floor(database).seq, events=tuple(events))
 
 
 def _events(database: Database, after_seq: int, limit: int, max_bytes: int) -> list[StoredEvent]:

@@ -5,14 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Final
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
 from agentpost.protocol.delivery import Change, Delivery, advance
-from agentpost.protocol.envelope import Event, is_expired
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.values import (
     Acceptance,
     Blob,
@@ -46,6 +49,7 @@ __all__ = [
     "expect_open_entry",
     "inbox_watermark",
     "move_deliveries",
+    "never_accepted",
     "options_as_json",
     "orphan_refused",
     "outbox_watermark",
@@ -58,6 +62,16 @@ __all__ = [
 
 EVENT_ID_LENGTH: Final = 30
 MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
+
+
+class _Lifetime(Struct, rename="camel", gc=False):
+    """Of an event that was accepted, and so is known to be good, only until when it counts."""
+
+    expires_at: str | None = None
+    corr_id: str = ""
+
+
+_lifetime = msgspec.msgpack.Decoder(_Lifetime)
 
 
 def chain_after(chain: bytes, body: bytes) -> bytes:
@@ -94,13 +108,14 @@ def unplaced(event_id: EventId) -> Refusal:
     return Refusal(Code.NOT_FOUND, f"{event_id} is not among the events appended with its delivery", field="eventId")
 
 
-def check_in_time(event: Event, *, now_ms: int) -> None:
+def check_in_time(raw: bytes, event_id: EventId, *, now_ms: int) -> None:
     """ENV-7: an event past its expiry is not given to an agent."""
-    if is_expired(event, now_ms=now_ms):
+    lifetime = _lifetime.decode(raw)
+    if lifetime.expires_at is not None and parse_ms(lifetime.expires_at, field="expiresAt") <= now_ms:
         raise Refusal(
             Code.EXPIRED,
-            f"{event.event_id} expired at {event.expires_at}",
-            corr_id=event.corr_id,
+            f"{event_id} expired at {lifetime.expires_at}",
+            corr_id=lifetime.corr_id,
             hint="Settle it with the outcome expired.",
         )
 
@@ -182,8 +197,12 @@ def unseen(batch: Acceptance, cursor: Cursor | None) -> tuple[Inbound, ...]:
 def expect_entry(entry: LedgerEntry | None, event_id: EventId, to_agent_id: str) -> LedgerEntry:
     """The ledger row, or a refusal if there is none."""
     if entry is None:
-        raise Refusal(Code.NOT_FOUND, f"{event_id} was never accepted for {to_agent_id}")
+        raise never_accepted(event_id, to_agent_id)
     return entry
+
+
+def never_accepted(event_id: EventId, to_agent_id: str) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f"{event_id} was never accepted for {to_agent_id}")
 
 
 def expect_open_entry(entry: LedgerEntry | None, event_id: EventId, to_agent_id: str) -> LedgerEntry:

@@ -7,7 +7,7 @@ This file only joins the parts: what a write does is in `transaction`, `inbox`, 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TypeVar
@@ -36,6 +36,7 @@ from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.queries import SQL
 from agentpost.store.rules import orphan_refused, replay_hash
+from agentpost.store.tail import Grown, Tail
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     CHAIN_START,
@@ -86,7 +87,10 @@ class SqliteStore:
         self._open_readers: list[Database] = []
         self._closed = False
         self._agents: dict[str, LocalAgent] | None = None
-        self._writer = Writer(writer_database, transaction=transaction, on_failure=on_failure)
+        self._tail = Tail()
+        self._floors: dict[str | None, int] = {}
+        self._loop_thread: int | None = None
+        self._writer = Writer(writer_database, transaction=transaction, on_failure=on_failure, on_grown=self._grew)
 
     @classmethod
     def open(
@@ -147,13 +151,48 @@ class SqliteStore:
     def head(self) -> Head:
         return outbox.head(self._reader())
 
-    def read_outbox(self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576) -> OutboxSlice:
-        return outbox.read_outbox(self._reader(), after_seq, limit=limit, max_bytes=max_bytes)
+    def read_outbox(
+        self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576, may_lag: bool = False
+    ) -> OutboxSlice:
+        reader = self._reader()
+        if may_lag and self._has_tail_after(after_seq):
+            floor_seq = self._floor(None, lambda: outbox.floor(reader).seq)
+            return self._tail.read_outbox(after_seq, floor_seq=floor_seq, limit=limit, max_bytes=max_bytes)
+        return outbox.read_outbox(reader, after_seq, limit=limit, max_bytes=max_bytes)
 
     def read_stream(
-        self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576
+        self,
+        consumer_node_id: str,
+        after_seq: int,
+        *,
+        limit: int = 256,
+        max_bytes: int = 1_048_576,
+        may_lag: bool = False,
     ) -> StreamSlice:
-        return streams.read_stream(self._reader(), consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
+        reader = self._reader()
+        if may_lag and self._has_tail_after(after_seq):
+            if not self._tail.knows_stream(consumer_node_id):
+                self._tail.learn_end(consumer_node_id, streams.stream_end(reader, consumer_node_id))
+            if self._tail.knows_stream(consumer_node_id):
+                floor_seq = self._floor(consumer_node_id, lambda: streams.stream_floor(reader, consumer_node_id).seq)
+                return self._tail.read_stream(
+                    consumer_node_id, after_seq, floor_seq=floor_seq, limit=limit, max_bytes=max_bytes
+                )
+        return streams.read_stream(reader, consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
+
+    def _grew(self, grown: Grown) -> None:
+        self._loop_thread = threading.get_ident()
+        self._tail.grow(grown)
+
+    def _has_tail_after(self, after_seq: int) -> bool:
+        return self._tail.covers(after_seq) and threading.get_ident() == self._loop_thread
+
+    def _floor(self, consumer_node_id: str | None, ask: Callable[[], int]) -> int:
+        """How far the outbox, or a stream of it, was pruned; asked for once after each pruning."""
+        floor_seq = self._floors.get(consumer_node_id)
+        if floor_seq is None:
+            floor_seq = self._floors[consumer_node_id] = ask()
+        return floor_seq
 
     def find_event(self, event_id: EventId) -> StoredEvent | None:
         return outbox.find_event(self._reader(), event_id)
@@ -175,8 +214,8 @@ class SqliteStore:
     def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
         return deliveries.deliveries_by_corr(self._reader(), corr_id)
 
-    def count_deliveries(self) -> dict[DeliveryState, int]:
-        return deliveries.count_deliveries(self._reader())
+    def count_deliveries(self, *, only: DeliveryState | None = None) -> dict[DeliveryState, int]:
+        return deliveries.count_deliveries(self._reader(), only)
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due))
@@ -193,13 +232,13 @@ class SqliteStore:
         return self._writer.submit(lambda tx: inbox.accept(tx, batch))
 
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
-        return self._writer.submit(lambda tx: inbox.engage(tx, event_id, to_agent_id, at_ms))
+        return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms))
 
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error))
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: inbox.settle(tx, settlement))
+        return self._writer.ask(inbox.settle, settlement)
 
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
@@ -267,7 +306,14 @@ class SqliteStore:
         return compaction.subscribers(self._reader())
 
     def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> "asyncio.Future[Compacted]":
-        return self._writer.submit(lambda tx: compaction.compact(tx, now_ms, retention_events, limit))
+        compacted = self._writer.submit(lambda tx: compaction.compact(tx, now_ms, retention_events, limit))
+        # The first to hear of it: whoever awaits it finds nothing any more that was pruned.
+        compacted.add_done_callback(self._forget_tail)
+        return compacted
+
+    def _forget_tail(self, _: "asyncio.Future[Compacted]") -> None:
+        self._tail.forget()
+        self._floors.clear()
 
     def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: compaction.prune_settled(tx, before_ms, limit))
@@ -333,6 +379,9 @@ class SqliteStore:
     def local_agent(self, agent_id: str) -> LocalAgent | None:
         agent = self._known_agents().get(agent_id)
         return None if agent is None else _own_copy(agent)
+
+    def local_agent_ids(self) -> Collection[str]:
+        return self._known_agents().keys()
 
     def _known_agents(self) -> dict[str, LocalAgent]:
         """Asked for with every message, changed once in a while: so they are remembered."""

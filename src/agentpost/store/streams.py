@@ -12,7 +12,7 @@ from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after
 from agentpost.store.values import CHAIN_START, Head, StreamEvent, StreamSlice
 
-__all__ = ["GrowingStreams", "oldest_unread", "prune_streams", "read_stream", "stream_floor"]
+__all__ = ["GrowingStreams", "oldest_unread", "prune_streams", "read_stream", "stream_end", "stream_floor"]
 
 _ROWS_A_READ: Final = 64
 
@@ -25,6 +25,7 @@ class GrowingStreams:
         # The ends of the streams, each read when it is first needed; the rows that are not written yet.
         self._chains: dict[str, bytes] = {}
         self._rows: list[tuple[str, int, bytes]] = []
+        self._written: list[tuple[str, int, bytes]] = []
 
     def __len__(self) -> int:
         """How many rows wait to be written."""
@@ -47,12 +48,19 @@ class GrowingStreams:
 
     def flush(self) -> None:
         if self._rows:
-            self._database.run_many(SQL.extend_streams, self._rows)
+            packed = [chain + b"%020d" % seq + node_id.encode() for node_id, seq, chain in self._rows]
+            self._database.run_packed(SQL.extend_streams, (), packed)
+            self._written += self._rows
             self._rows = []
+
+    def take_written(self) -> list[tuple[str, int, bytes]]:
+        """The rows that were written since the last call."""
+        written, self._written = self._written, []
+        return written
 
     def forget(self) -> None:
         """The transaction is undone: what the file says counts again."""
-        self._chains, self._rows = {}, []
+        self._chains, self._rows, self._written = {}, [], []
 
 
 def stream_end(database: Database, consumer_node_id: str) -> Head:

@@ -15,9 +15,10 @@ from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after, encode_for_outbox, foreign_source, unplaced
 from agentpost.store.streams import GrowingStreams
-from agentpost.store.values import Appended
+from agentpost.store.tail import Grown
+from agentpost.store.values import Appended, StoredEvent
 
-__all__ = ["Transaction", "delivery_row"]
+__all__ = ["Transaction"]
 
 
 class Transaction:
@@ -35,14 +36,17 @@ class Transaction:
         self._chain: bytes = last[1]
         self.inbox_seq: int = database.value(SQL.inbox_latest_seq) or gateway[4]
         self._packed: list[bytes] = []
+        self._events: list[StoredEvent] = []
         self._streams = GrowingStreams(database)
-        self._deliveries: list[tuple[object, ...]] = []
+        # What new deliveries have in common, and what each has alone, in one piece.
+        self._deliveries: dict[tuple[object, ...], list[str]] = {}
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
         seq, chain, node_id, packed, streams = self.seq, self._chain, self.node_id, self._packed, self._streams
-        gathered, in_streams = len(packed), len(streams)
+        stored = self._events
+        gathered, in_streams, known = len(packed), len(streams), len(stored)
         try:
             for event in events:
                 if event.source_node_id != node_id:
@@ -53,13 +57,15 @@ class Transaction:
                 # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch
                 # without asking Python for every value.
                 packed.append(event.event_id.encode() + chain + body)
+                stored.append(StoredEvent(seq=seq, chain=chain, raw=body))
                 if event.to_nodes:
                     streams.extend(event.to_nodes, seq, body)
             if deliveries:
-                self._deliveries += _placed(deliveries, events, self.seq)
+                for common, alone in _placed(deliveries, events, self.seq):
+                    self._deliveries.setdefault(common, []).append(alone)
         except Refusal:
             # What cannot be written leaves no trace, nor do those before it.
-            del packed[gathered:]
+            del packed[gathered:], stored[known:]
             streams.shorten(in_streams)
             raise
         self.database.writes += 1
@@ -73,12 +79,13 @@ class Transaction:
             # More than one statement: they need a transaction, if there is none yet.
             self.database.begin_if_none()
         if self._packed:
-            self.database.run_packed(SQL.append_events, self.seq - len(self._packed), self._packed)
+            self.database.run_packed(SQL.append_events, (self.seq - len(self._packed),), self._packed)
             self._packed = []
         self._streams.flush()
         if self._deliveries:
-            self.database.run_many(SQL.add_delivery, self._deliveries)
-            self._deliveries = []
+            for common, alone in self._deliveries.items():
+                self.database.run_packed(SQL.add_deliveries, common, alone)
+            self._deliveries = {}
 
     def begin(self, *, only_appends: bool) -> None:
         """Begin. Appends are written at the commit, and by one statement if they can: a transaction by itself."""
@@ -90,30 +97,35 @@ class Transaction:
         self.database.commit()
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
+    def take_grown(self) -> Grown:
+        """What the transactions since the last call appended."""
+        grown = Grown(events=self._events, streams=self._streams.take_written())
+        self._events = []
+        return grown
+
     def rollback(self) -> None:
-        self._packed, self._deliveries = [], []
+        self._packed, self._deliveries, self._events = [], {}, []
         self._streams.forget()
         self.seq, self._chain, self.inbox_seq = self._durable
         self.database.rollback()
 
 
-def _placed(deliveries: Sequence[Delivery], events: Sequence[Event], before_seq: int) -> list[tuple[object, ...]]:
-    """The rows of new deliveries, each at the place of its event."""
+def _placed(
+    deliveries: Sequence[Delivery], events: Sequence[Event], before_seq: int
+) -> list[tuple[tuple[object, ...], str]]:
+    """New deliveries, each at the place of its event: what many have in common, and what only this one has."""
     places = {event.event_id: before_seq + place for place, event in enumerate(events, start=1)}
     try:
-        return [delivery_row(delivery, places[delivery.event_id]) for delivery in deliveries]
+        return [(_common(each), f"{each.event_id}{places[each.event_id]:020d}{each.corr_id}") for each in deliveries]
     except KeyError as missing:
         raise unplaced(missing.args[0]) from None
 
 
-def delivery_row(delivery: Delivery, seq: int) -> tuple[object, ...]:
-    """A delivery as its row; `seq` is the place that its event got."""
+def _common(delivery: Delivery) -> tuple[object, ...]:
     return (
-        delivery.event_id,
         delivery.to_agent_id,
         delivery.to_node_id,
         delivery.route_decision,
-        seq,
         delivery.state.value,
         delivery.attempts,
         delivery.due_at_ms,
@@ -122,6 +134,5 @@ def delivery_row(delivery: Delivery, seq: int) -> tuple[object, ...]:
         delivery.closed_at_ms,
         delivery.answered_by_event_id,
         delivery.reason,
-        delivery.corr_id,
         delivery.from_agent_id,
     )

@@ -127,12 +127,18 @@ class Acceptance(Struct, frozen=True, kw_only=True):
     unreadable: tuple[Unreadable, ...] = ()
     changes: tuple[Change, ...] = ()
     at_ms: int
+    # What of the whole outbox is kept for others in the same transaction.
+    mirror: "MirrorBatch | None" = None
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """What a batch changed: the (event, agent) pairs that are new here, and those that were known."""
+    """What a batch changed: the (event, agent) pairs that are new here, and those that were known.
+
+    `inbox_seqs` has the place of each new pair in the inbox.
+    """
 
     new: tuple[tuple[EventId, str], ...]
+    inbox_seqs: tuple[int, ...] = ()
     repeated: tuple[tuple[EventId, str], ...]
     orphans: tuple[Change, ...]
     cursor_seq: int
@@ -177,12 +183,16 @@ class BacklogItem(Struct, frozen=True, kw_only=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
-    """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries."""
+    """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries.
+
+    `engaged_at_ms` is set for an attempt that was not recorded when it began: it counts with its outcome.
+    """
 
     event_id: EventId
     to_agent_id: str
     outcome: Outcome
     at_ms: int
+    engaged_at_ms: int | None = None
     events: tuple[Event, ...]
     deliveries: tuple[Delivery, ...] = ()
     error: str | None = None

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -23,6 +24,7 @@ from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import ConstraintViolated, Database
+from agentpost.store.tail import Grown
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
 
@@ -31,6 +33,7 @@ __all__ = ["Writer"]
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 # A crowd is split in two: while SQLite writes one half without Python, the callers of the other half run.
 _SPLIT_ABOVE_JOBS: Final = 128
@@ -41,6 +44,10 @@ _FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
 _SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
 
 
+# Does the same for many callers at once: an answer for each, which is a refusal for one that changed nothing.
+Many = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
+
+
 class _Job(Struct, eq=False):
     """A piece of work, the future of whoever waits for it, and what came of it.
 
@@ -48,10 +55,9 @@ class _Job(Struct, eq=False):
     """
 
     future: "asyncio.Future[Any]"
-    # Appends are nearly all there is to do, so they need no function of their own: None means `append` of these.
-    work: Callable[[Transaction], Any] | None = None
-    events: Sequence[Event] = ()
-    deliveries: Sequence[Delivery] = ()
+    # What is asked of `many`, which takes neighbours who ask the same together; without it, a function to call.
+    asked: Any
+    many: Many | None = None
     result: Any = None
     error: Exception | None = None
 
@@ -63,11 +69,17 @@ class Writer:
     """
 
     def __init__(
-        self, database: Database, *, transaction: Transaction, on_failure: Callable[[Refusal], None] | None = None
+        self,
+        database: Database,
+        *,
+        transaction: Transaction,
+        on_failure: Callable[[Refusal], None] | None = None,
+        on_grown: Callable[[Grown], None] | None = None,
     ) -> None:
         self._database = database
         self._transaction = transaction
         self._on_failure = on_failure
+        self._on_grown = on_grown
         self._waiting: SimpleQueue[_Job | None] = SimpleQueue()
         self._failure: Refusal | None = None
         self._stopped = False
@@ -82,16 +94,19 @@ class Writer:
 
     def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
         """Run `work` in the next transaction. The future is done when that is durable."""
-        future: asyncio.Future[T] = self._callers_loop().create_future()
-        self._waiting.put(_Job(future, work))
-        if self._stopped:
-            self._refuse_leftovers()
-        return future
+        return self._put(work, None)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery]) -> "asyncio.Future[Appended]":
         """Append in the next transaction."""
-        future: asyncio.Future[Appended] = self._callers_loop().create_future()
-        self._waiting.put(_Job(future, None, events, deliveries))
+        return self._put((events, deliveries), _append_many)
+
+    def ask(self, many: Callable[[Transaction, Sequence[A]], Sequence[T | Refusal]], asked: A) -> "asyncio.Future[T]":
+        """Have `many` do this in the next transaction, together with what others ask of it at the same time."""
+        return self._put(asked, many)
+
+    def _put(self, asked: Any, many: Many | None) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = self._callers_loop().create_future()
+        self._waiting.put(_Job(future, asked, many))
         if self._stopped:
             # It may have come after the last look of the thread; whoever finds it in the queue answers.
             self._refuse_leftovers()
@@ -168,28 +183,30 @@ class Writer:
     def _try_together(self, jobs: list[_Job]) -> bool:
         """Whether each job has its answer. A job that changed nothing may fail without spoiling the others."""
         transaction, database = self._transaction, self._database
-        append = transaction.append
-        job = None
+        is_of_one = True
         try:
-            transaction.begin(only_appends=all(job.work is None for job in jobs))
-            for job in jobs:
-                before = database.writes
-                try:
-                    work = job.work
-                    job.result = append(job.events, job.deliveries) if work is None else work(transaction)
-                except Exception as error:
-                    job.error = _as_refusal(error)
-                    if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
-                        raise
-            job = None
+            transaction.begin(only_appends=all(job.many is _append_many for job in jobs))
+            for many, group in groupby(jobs, key=_many_of):
+                if many is not None:
+                    _do_together(transaction, many, list(group))
+                    continue
+                for job in group:
+                    before = database.writes
+                    try:
+                        job.result = job.asked(transaction)
+                    except Exception as error:
+                        job.error = _as_refusal(error)
+                        if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
+                            raise
+            is_of_one = False
             transaction.commit()
         except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
             self._undo()
             if isinstance(error, Refusal) and error.code in _FATAL:
                 self._fail(error)
             # A full disk is full for all of them; whatever else a commit fails for belongs to one of them.
-            of_one = job is not None or not isinstance(error, Refusal)
-            if of_one and len(jobs) > 1 and self._failure is None:
+            is_of_one = is_of_one or not isinstance(error, Refusal)
+            if is_of_one and len(jobs) > 1 and self._failure is None:
                 return False
             for each in jobs:
                 each.error = each.error or self._failure or _as_refusal(error)
@@ -200,7 +217,21 @@ class Writer:
         if jobs:
             # A closed loop has nobody who waits any more, and what was written stays written.
             with contextlib.suppress(RuntimeError):
-                jobs[0].future.get_loop().call_soon_threadsafe(_resolve, jobs)
+                jobs[0].future.get_loop().call_soon_threadsafe(self._resolve, jobs, self._transaction.take_grown())
+
+    def _resolve(self, jobs: list[_Job], grown: Grown) -> None:
+        if self._on_grown is not None:
+            # Before anybody hears that it is there.
+            self._on_grown(grown)
+        for job in jobs:
+            future = job.future
+            if future.done():
+                # Cancelled: its caller does not wait any more.
+                continue
+            if job.error is None:
+                future.set_result(job.result)
+            else:
+                future.set_exception(job.error)
 
     def _undo(self) -> None:
         try:
@@ -228,19 +259,34 @@ class Writer:
                     _log.exception("the gateway could not take the news of a failed disk")
 
 
+def _many_of(job: _Job) -> Many | None:
+    return job.many
+
+
+def _do_together(transaction: Transaction, many: Many, jobs: list[_Job]) -> None:
+    for job, answer in zip(jobs, many(transaction, [job.asked for job in jobs]), strict=True):
+        if isinstance(answer, Refusal):
+            if answer.code in _SPOILS_ALL:
+                raise answer
+            job.error = answer
+        else:
+            job.result = answer
+
+
+def _append_many(
+    transaction: Transaction, appends: Sequence[tuple[Sequence[Event], Sequence[Delivery]]]
+) -> list[Appended | Refusal]:
+    append = transaction.append
+    answers: list[Appended | Refusal] = []
+    for events, deliveries in appends:
+        try:
+            answers.append(append(events, deliveries))
+        except Refusal as refusal:
+            answers.append(refusal)
+    return answers
+
+
 def _as_refusal(error: Exception) -> Exception:
     if isinstance(error, ConstraintViolated):
         return Refusal(Code.CONFLICT, f"the store refused it: {error}")
     return error
-
-
-def _resolve(jobs: list[_Job]) -> None:
-    for job in jobs:
-        future = job.future
-        if future.done():
-            # Cancelled: its caller does not wait any more.
-            continue
-        if job.error is None:
-            future.set_result(job.result)
-        else:
-            future.set_exception(job.error)

@@ -63,6 +63,21 @@ def bench_mailbox_command(
     _print_metrics("mailbox", bench_mailbox(rounds=rounds, backlog=backlog, say=say), output)
 
 
+@bench_app.command("flat", epilog="Example: [bold]agentpost bench flat --events 200000 --unread 20000[/bold]")
+def bench_flat_command(
+    rounds: RoundsOption = 3,
+    events: Annotated[int, typer.Option("--events", min=1, help="Events in the sender's outbox.")] = 1_000_000,
+    unread: Annotated[int, typer.Option("--unread", min=1, help="Unread mail at the receiver.")] = 100_000,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What a message costs beside a long history, against none. Needs 1.5 kB of disk for an event."""
+    from agentpost.bench.flat import bench_flat
+    from agentpost.edges.bench_pair import bench_pair
+
+    metrics = bench_flat(rounds=rounds, events=events, unread=unread, pair=bench_pair, say=say)
+    _print_metrics("flat", metrics, output)
+
+
 def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
     if output is Format.JSON:
         print_json(metrics)

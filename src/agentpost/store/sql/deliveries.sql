@@ -1,12 +1,17 @@
--- name: add_delivery
+-- name: add_deliveries
+-- Deliveries that have all this in common. Each value is the rest of one, in one piece: 30 characters of event id, 20 of
+-- seq, and the corrId.
 INSERT INTO deliveries (event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
   emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+SELECT substr(value, 1, 30), ?1, ?2, ?3, CAST(substr(value, 31, 20) AS INTEGER), ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11,
+  substr(value, 51), ?12
+FROM carray(?13)
 
--- name: replace_delivery
-INSERT OR REPLACE INTO deliveries (event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
-  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+-- name: move_deliveries
+-- Deliveries that are all alike from now on; each value is 30 characters of event id, and the agent.
+UPDATE deliveries SET to_node_id = ?1, route_decision = ?2, seq = coalesce(?3, seq), state = ?4, attempts = ?5,
+  due_at_ms = ?6, accepted_at_ms = ?7, closed_at_ms = ?8, answered_by_event_id = ?9, reason = ?10
+WHERE (event_id, to_agent_id) IN (SELECT substr(value, 1, 30), substr(value, 31) FROM carray(?11))
 
 -- name: deliveries_of_events
 SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
@@ -26,6 +31,9 @@ SELECT min(seq) FROM deliveries WHERE state IN ('Emitted', 'RetryPending')
 
 -- name: count_deliveries
 SELECT state, count(*) FROM deliveries GROUP BY state
+
+-- name: count_deliveries_in_state
+SELECT count(*) FROM deliveries WHERE state = ?
 
 -- name: deliveries_in_state
 SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,

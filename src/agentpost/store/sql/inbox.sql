@@ -8,8 +8,8 @@ SELECT max(seq) FROM inbox
 INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: inbox_body
-SELECT body FROM inbox WHERE seq = ?
+-- name: inbox_bodies
+SELECT event_id, body FROM inbox WHERE event_id IN carray(?)
 
 -- name: known_inbox_events
 SELECT event_id, seq FROM inbox WHERE event_id IN carray(?)
@@ -25,6 +25,11 @@ SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at
   outcome, error, read_at_ms
 FROM ledger WHERE event_id = ? AND to_agent_id = ?
 
+-- name: ledger_entries
+SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
+  outcome, error, read_at_ms
+FROM ledger WHERE event_id IN carray(?)
+
 -- name: engaged_entries
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
   outcome, error, read_at_ms
@@ -38,9 +43,16 @@ WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 UPDATE ledger SET state = 'queued', due_at_ms = ?, error = ?
 WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 
+-- name: settled_of_entries
+SELECT event_id, to_agent_id, settled_at_ms FROM ledger WHERE event_id IN carray(?)
+
 -- name: settle
-UPDATE ledger SET state = 'settled', settled_at_ms = ?, outcome = ?, error = ?
-WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
+-- Each value is one pair in one piece: 30 characters of event id, and the agent. ?4 is when an attempt began that was
+-- not recorded before.
+UPDATE ledger SET state = 'settled', settled_at_ms = ?1, outcome = ?2, error = ?3,
+  attempts = attempts + (?4 IS NOT NULL), engaged_at_ms = coalesce(?4, engaged_at_ms)
+WHERE settled_at_ms IS NULL
+  AND (event_id, to_agent_id) IN (SELECT substr(value, 1, 30), substr(value, 31) FROM carray(?5))
 
 -- name: backlog
 SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,

@@ -1,5 +1,8 @@
 -- name: extend_streams
-INSERT INTO streams (consumer_node_id, seq, chain) VALUES (?, ?, ?)
+-- Each value is one row in one piece: 32 bytes of chain, 20 digits of seq, and the reader.
+INSERT INTO streams (consumer_node_id, seq, chain)
+SELECT CAST(substr(value, 53) AS TEXT), CAST(CAST(substr(value, 33, 20) AS TEXT) AS INTEGER), substr(value, 1, 32)
+FROM carray(?1)
 
 -- name: stream_slice
 SELECT s.seq, s.chain, o.body, o.chain
