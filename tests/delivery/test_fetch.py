@@ -11,7 +11,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.blobs import seal_blob
-from agentpost.store.values import Blob
+from agentpost.store.values import Blob, NamedPayload
 from tests.delivery.linking import Node, Pipe, World, settle
 
 CONTENT = bytes(range(256)) * 4096 * 3
@@ -33,9 +33,11 @@ async def _send_large(node: Node, to: str) -> Blob:
     await node.store.complete_blob(sealed.blob.sha256)
     event_id = await node.send(to)
     stored = node.store.find_event(event_id)
+    keys = dict.fromkeys(node.world.nodes, b"")
     assert stored is not None
-    ref = PayloadRef(sha256=sealed.blob.sha256, size_bytes=sealed.blob.size_bytes, suite="test", keys={})
+    ref = PayloadRef(sha256=sealed.blob.sha256, size_bytes=sealed.blob.size_bytes, suite="test", keys=keys)
     another = replace(decode_event(stored.raw), event_id=node.maker.new_event_id(), seq=0, payload_ref=ref)
+    await node.store.name_payloads([NamedPayload.of(ref, node.node_id)])
     await node.store.append([another])
     node.wakeups.outbox_grew()
     return sealed.blob

@@ -30,6 +30,7 @@ from agentpost.store.values import (
     MirrorBatch,
     MirrorPosition,
     MirrorSlice,
+    NamedPayload,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -337,6 +338,16 @@ class Store(Protocol):
         ...
 
     def drop_blob(self, sha256: str) -> Awaitable[None]: ...
+
+    def name_payloads(self, payloads: Sequence[NamedPayload]) -> Awaitable[None]:
+        """Note who may read these payloads (PIPE-5). What was noted before stays."""
+        ...
+
+    def may_read_payload(self, sha256: str, node_id: str) -> bool: ...
+
+    def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
+        """Payloads of mirrored events that are not here, or not all of them; without their readers."""
+        ...
 
     def blob(self, sha256: str) -> Blob | None: ...
 

@@ -125,7 +125,8 @@ class MemoryStore(MemoryDeliveries):
             if events and size > max_bytes:
                 break
             events.append(stored)
-        return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
+        floor_chain = self._outbox_floor.chain
+        return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, floor_chain=floor_chain, events=tuple(events))
 
     def read_stream(
         self, consumer_node_id: str, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576

@@ -28,7 +28,8 @@ def _floor(database: Database) -> Head:
 
 def read_outbox(database: Database, after_seq: int, *, limit: int, max_bytes: int) -> OutboxSlice:
     events = _events(database, after_seq, limit, max_bytes)
-    return OutboxSlice(after_seq=after_seq, floor_seq=_floor(database).seq, events=tuple(events))
+    floor = _floor(database)
+    return OutboxSlice(after_seq=after_seq, floor_seq=floor.seq, floor_chain=floor.chain, events=tuple(events))
 
 
 def _events(database: Database, after_seq: int, limit: int, max_bytes: int) -> list[StoredEvent]:

@@ -57,6 +57,7 @@ from agentpost.store.values import (
     MirrorBatch,
     MirrorPosition,
     MirrorSlice,
+    NamedPayload,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -415,6 +416,15 @@ class SqliteStore:
 
     def drop_blob(self, sha256: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: blobs.drop_blob(tx, sha256))
+
+    def name_payloads(self, payloads: Sequence[NamedPayload]) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: blobs.name_payloads(tx, payloads))
+
+    def may_read_payload(self, sha256: str, node_id: str) -> bool:
+        return blobs.may_read_payload(self._reader(), sha256, node_id)
+
+    def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
+        return blobs.missing_payloads(self._reader(), limit)
 
     def blob(self, sha256: str) -> Blob | None:
         return blobs.blob(self._reader(), sha256)
