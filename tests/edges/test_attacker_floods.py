@@ -20,6 +20,8 @@ from agentpost.delivery.frames import (
     Unsubscribe,
 )
 from agentpost.protocol.payloads import PayloadRef
+from agentpost.store.database import Database
+from agentpost.store.home import Home
 from agentpost.store.values import CHAIN_START
 from tests.edges.attacked import AttackedMesh, attacked_mesh
 from tests.edges.lying import LiarLink, said
@@ -263,6 +265,26 @@ def test_payloads_without_end_are_not_fetched(mesh: AttackedMesh) -> None:
         assert [each.sha256 for each in link.seen if isinstance(each, GetChunk)].count(huge.sha256) == 0
         assert [each for each in link.seen if isinstance(each, GetChunk) and each.part > 0] == []
     mesh.victim.post("/ansible/agents/reader/pause")
+    mesh.expect_unharmed()
+
+
+@pytest.mark.req("PIPE-5")
+def test_the_payload_of_others_is_not_given_to_it(mesh: AttackedMesh) -> None:
+    """A member that knows the address of a payload, and is no reader of it, gets a refusal and a line in the audit."""
+    body = "not for mallory " * 50_000
+    sent = mesh.victim.send("architect", body, sender="builder")["eventId"]
+    database = Database.open_reader(Home(mesh.victim.home).database)
+    (address,) = (row[0] for row in database.rows("SELECT sha256 FROM blobs WHERE complete"))
+    database.close()
+    liar = mesh.liar()
+    with liar.link() as link:
+        link.asked()
+        link.send(GetChunk(sha256=address, part=0))
+        answer = link.expect(Chunk)
+        assert (answer.code, answer.data) == ("scope_denied", None)
+    mesh.expect_audited(liar, "scope_denied")
+    path = f"/ansible/agents/architect/inbox/{sent}"
+    eventually(lambda: mesh.third.get(path).get("content", {}).get("body") == body)
     mesh.expect_unharmed()
 
 

@@ -188,7 +188,7 @@ class LinkHub:
             self.choose()
             self.fetcher.link_went(session)
 
-    def deny_payload(self, peer: str, sha256: str) -> None:
+    async def deny_payload(self, peer: str, sha256: str) -> None:
         """Write down that somebody asked for a payload that is not for it; once for each that asks."""
         if peer in self._denied:
             return
@@ -200,9 +200,6 @@ class LinkHub:
             subject=sha256,
             detail={"code": Code.SCOPE_DENIED.value},
         )
-        self.tasks.spawn(self._record(entry), name="audit")
-
-    async def _record(self, entry: AuditEntry) -> None:
         await self.store.record_audit([entry])
 
     def _links_for(self, source: str) -> list[LinkSession]:

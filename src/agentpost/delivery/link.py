@@ -310,7 +310,7 @@ class LinkSession:
             case Pong():
                 pass
             case GetChunk():
-                self._serve(frame)
+                await self._serve(frame)
             case Chunk():
                 return await self._hub.fetcher.receive(self, frame)
             case Refused():
@@ -348,13 +348,13 @@ class LinkSession:
             kind = WholeFeed if wish.whole else OutboxFeed
             self._feeds[key] = kind(wish, consumer=self.peer, store=hub.store, signing=hub.signing)
 
-    def _serve(self, request: GetChunk) -> None:
+    async def _serve(self, request: GetChunk) -> None:
         if len(self._chunks_asked) + len(self._chunks_awaited) >= _MOST_CHUNKS_ASKED:
             raise Refusal(Code.RATE_LIMITED, f"{self.peer} asks for more chunks than it takes")
         if not may_read(self._hub.store, self._hub.room, request.sha256, self.peer):
             # PIPE-5: who is no reader of it learns nothing of it, not even whether it is here.
             self._send(Chunk(sha256=request.sha256, part=request.part, code=Code.SCOPE_DENIED.value))
-            self._hub.deny_payload(self.peer, request.sha256)
+            await self._hub.deny_payload(self.peer, request.sha256)
         elif self._hub.fetcher.is_awaited(request.sha256):
             self._chunks_awaited.append(request)
         else:

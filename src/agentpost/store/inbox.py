@@ -33,6 +33,7 @@ __all__ = [
     "cursor",
     "engage",
     "engaged_entries",
+    "extend_lease",
     "inbox_by_corr",
     "inbox_item",
     "inbox_items",
@@ -135,6 +136,12 @@ def engage(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) -> 
     check_in_time(decode_event(tx.database.value(SQL.inbox_body, (entry.inbox_seq,))), now_ms=at_ms)
     tx.database.run(SQL.engage, (at_ms, event_id, to_agent_id))
     return entry.attempts + 1
+
+
+def extend_lease(tx: Transaction, event_id: EventId, to_agent_id: str, until_ms: int) -> bool:
+    before = tx.database.changed_rows()
+    tx.database.run(SQL.extend_lease, (until_ms, event_id, to_agent_id))
+    return tx.database.changed_rows() != before
 
 
 def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: int, error: str) -> None:

@@ -129,6 +129,13 @@ class Store(Protocol):
         """
         ...
 
+    def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> Awaitable[bool]:
+        """Let an event stay with its agent until then, as its `due_at_ms` says; never for less than before.
+
+        False if it is not with the agent any more.
+        """
+        ...
+
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> Awaitable[None]:
         """Record that an attempt failed and when the next one is due (RTY-4)."""
         ...

@@ -196,6 +196,9 @@ class SqliteStore:
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: inbox.engage(tx, event_id, to_agent_id, at_ms))
 
+    def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms))
+
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error))
 

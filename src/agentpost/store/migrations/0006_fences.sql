@@ -12,3 +12,11 @@ CREATE TABLE payload_readers (
 -- PIPE-9: the chain that the first event of a mirror builds on, so that another mirror can check that one, too.
 ALTER TABLE mirrors ADD COLUMN floor_chain BLOB NOT NULL
   DEFAULT x'0000000000000000000000000000000000000000000000000000000000000000';
+
+-- RTY-7: a dead letter can be looked into and sent again until it is purged, also when its event has left the outbox.
+CREATE TABLE dead_letter_events (
+  event_id TEXT PRIMARY KEY,
+  seq      INTEGER NOT NULL,
+  chain    BLOB NOT NULL,
+  body     BLOB NOT NULL
+) STRICT;
