@@ -113,6 +113,7 @@ async def _crowd(gateways: int, agents: int, rate: float, seconds: float, say: S
             say("waiting until everybody knows everybody")
             await asyncio.gather(*(node.ask("wait", agents=agents) for node in nodes))
             say(f"{rate:g} messages/s for {seconds:g} s")
+            cpu_before = await _cpu_seconds(nodes)
             before = time.monotonic()
             answers = await asyncio.gather(
                 *(
@@ -127,6 +128,7 @@ async def _crowd(gateways: int, agents: int, rate: float, seconds: float, say: S
                 )
             )
             took = time.monotonic() - before
+            cpu_seconds = await _cpu_seconds(nodes) - cpu_before
             arrivals = [await node.ask("arrived") for node in nodes]
     arrived = sorted(ms for each in arrivals for ms in each)
     seen = sorted(ms for answer in answers for ms in answer)
@@ -135,7 +137,12 @@ async def _crowd(gateways: int, agents: int, rate: float, seconds: float, say: S
         Metric.of("seen by their senders", len(seen) / took, "messages/s", against=rate),
         *_percentiles("sent to processed", arrived),
         *_percentiles("sent to seen by the sender", seen),
+        Metric.of("processor time for a message, all gateways together", cpu_seconds / len(seen) * 1000, "ms"),
     ]
+
+
+async def _cpu_seconds(nodes: Sequence[CrowdNode]) -> float:
+    return sum([await node.ask("cpu") for node in nodes])
 
 
 def _percentiles(what: str, sorted_ms: Sequence[float]) -> list[Metric]:

@@ -6,6 +6,7 @@ It does not import what people type commands with. Nothing else starts it.
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class BenchNode:
             "wait": self._wait,
             "send": self._send,
             "arrived": self._arrived,
+            "cpu": self._cpu,
         }
 
     async def _start(self) -> dict[str, str]:
@@ -82,6 +84,9 @@ class BenchNode:
 
     async def _arrived(self) -> list[float]:
         return ARRIVED_MS
+
+    async def _cpu(self) -> float:
+        return time.process_time()
 
 
 async def _obey(node: BenchNode) -> None:
