@@ -3,7 +3,7 @@
 import pytest
 
 from agentpost.delivery.keeping import CursorCopy, DeliveryCopy
-from agentpost.mailing import RoomCopyWriter
+from agentpost.mailing import CursorsInRoom, RoomCopyWriter
 from agentpost.protocol.timestamps import format_ms
 from agentpost.room.document import Room
 from agentpost.room.view import RoomView
@@ -40,6 +40,24 @@ async def test_the_copy_of_a_cursor_stands_in_the_room(room: Room) -> None:
         "leaseExpiresAt": format_ms(START_MS + 300_000),
         "epoch": "epoch-9",
     }
+
+
+@pytest.mark.req("PIPE-7", "PIPE-9")
+async def test_a_mirror_hears_from_the_room_how_far_its_readers_are(room: Room) -> None:
+    """What a node wrote of its own cursor is read back, by source; others' cursors and other sources are not in it."""
+    copy = CursorCopy(
+        consumer_node_id=SEED,
+        source_node_id=EDGE,
+        last_seq=7,
+        updated_at=format_ms(START_MS),
+        status="active",
+        lease_expires_at=format_ms(START_MS + 300_000),
+        epoch="epoch-9",
+    )
+    await RoomCopyWriter(room).publish(None, [copy])
+    cursors = CursorsInRoom(room)
+    assert list(cursors.of(EDGE)) == [copy]
+    assert list(cursors.of(SEED)) == []
 
 
 async def test_others_see_how_much_waits(room: Room) -> None:

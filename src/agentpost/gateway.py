@@ -200,6 +200,9 @@ class Gateway:
         """Ask the gateway to drain and stop; whoever runs it waits for `stopping`."""
         if self.phase is Phase.READY:
             self.phase = Phase.DRAINING
+        if self._engine is not None:
+            # Who waits for mail would hold up the doors.
+            self._engine.pull.release()
         self.stopping.set()
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
 """The engine of one gateway: joined to its store, its room and its keys. Knows nothing of HTTP or of runtimes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -20,7 +20,7 @@ from agentpost.store.interface import Store
 from agentpost.store.values import LocalAgent
 from agentpost.world import Chance, Clock
 
-__all__ = ["RoomCopyWriter", "make_engine"]
+__all__ = ["CursorsInRoom", "RoomCopyWriter", "make_engine"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,27 @@ def make_engine(
         chance=chance,
         runtimes=runtimes,
         policy=policy,
+        readers=CursorsInRoom(host.room).of,
     )
+
+
+class CursorsInRoom:
+    """How far each gateway says it has read each source (CUR-5). What cannot be read counts as nothing read."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+
+    def of(self, source_node_id: str) -> Iterator[CursorCopy]:
+        for key, record in self._room.records("delivery.cursors").items():
+            consumer, _, source = key.partition("/")
+            if source != source_node_id or record.get("signedBy") != consumer:
+                continue
+            try:
+                copy = msgspec.convert(record, CursorCopy)
+            except msgspec.ValidationError:
+                continue
+            if (copy.consumer_node_id, copy.source_node_id) == (consumer, source):
+                yield copy
 
 
 class RoomCopyWriter:

@@ -17,6 +17,7 @@ from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
 from agentpost.store.sqlite import SqliteStore
+from agentpost.store.values import Subscriber
 from agentpost.testing import START_MS, MemoryStore, an_event_id
 from tests.delivery.timing import NODE, OTHER, Desk
 
@@ -190,3 +191,29 @@ async def test_the_audit_never_repeats_what_was_said(desk: Desk, letters: DeadLe
     await letters.resend(Filter(), actor="op")
     await letters.purge(Filter(), actor="op")
     assert "secret" not in repr(desk.store.audit_log())
+
+
+@pytest.mark.req("RTY-7", "PIPE-7")
+async def test_a_dead_letter_keeps_what_it_says_until_it_is_purged(desk: Desk, letters: DeadLetters) -> None:
+    """Compaction takes its event out of the outbox; it can be looked into and sent again all the same, until purged."""
+    event = await _die(desk, "carl", body="do not lose me")
+    last_seq = desk.store.head().seq
+    await desk.store.note_subscriber(
+        Subscriber(
+            consumer_node_id=OTHER,
+            epoch=desk.store.epoch,
+            last_seq=last_seq,
+            updated_at_ms=desk.clock.now_ms(),
+            lease_expires_at_ms=desk.clock.now_ms() + 60_000,
+        )
+    )
+    compacted = await desk.store.compact(now_ms=desk.clock.now_ms(), retention_events=0)
+    assert compacted.outbox_floor_seq == last_seq
+    assert desk.store.read_outbox(0).events == ()
+    shown = await letters.show(event.event_id, actor="jane")
+    assert shown.content is not None
+    assert shown.content.body == "do not lose me"
+    resent = await letters.resend(Filter(event_id=event.event_id), actor="jane")
+    assert [each.event_id for each in resent.resent] == [event.event_id]
+    await letters.purge(Filter(event_id=event.event_id), actor="jane")
+    assert desk.store.find_event(event.event_id) is None

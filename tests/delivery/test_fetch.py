@@ -7,11 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.frames import Chunk, GetChunk, decode_frame, encode_frame
+from agentpost.delivery.intake import NewBlob
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.errors import Code
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.blobs import seal_blob
-from agentpost.store.values import Blob
+from agentpost.store.values import Blob, NamedPayload
 from tests.delivery.linking import Node, Pipe, World, settle
 
 CONTENT = bytes(range(256)) * 4096 * 3
@@ -24,7 +26,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await world.close()
 
 
-async def _send_large(node: Node, to: str) -> Blob:
+async def _send_large(node: Node, to: str, *, readers: tuple[str, ...] | None = None) -> Blob:
     """A message whose content is a blob of several chunks."""
     sealed = seal_blob(CONTENT, bytes(32))
     await node.store.begin_blob(replace(sealed.blob, complete=False), at_ms=0)
@@ -33,9 +35,11 @@ async def _send_large(node: Node, to: str) -> Blob:
     await node.store.complete_blob(sealed.blob.sha256)
     event_id = await node.send(to)
     stored = node.store.find_event(event_id)
+    keys = dict.fromkeys(readers or node.world.nodes, b"")
     assert stored is not None
-    ref = PayloadRef(sha256=sealed.blob.sha256, size_bytes=sealed.blob.size_bytes, suite="test", keys={})
+    ref = PayloadRef(sha256=sealed.blob.sha256, size_bytes=sealed.blob.size_bytes, suite="test", keys=keys)
     another = replace(decode_event(stored.raw), event_id=node.maker.new_event_id(), seq=0, payload_ref=ref)
+    await node.store.name_payloads([NamedPayload.of(ref, node.node_id)])
     await node.store.append([another])
     node.wakeups.outbox_grew()
     return sealed.blob
@@ -182,4 +186,68 @@ async def test_a_payload_that_does_not_come_is_asked_of_somebody_else(world: Wor
         world.clock.advance(30_000)
         await b.hub.tick()
         await settle(direct, to_b)
+    assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_payload_is_given_to_its_readers_and_to_mirrors_only(world: World) -> None:
+    """A member that no event names as a reader is refused by code, whether or not the payload is there."""
+    a = await world.add("node-a", "ada")
+    await world.add("node-b", "bob")
+    eve = await world.add("node-e", "eve")
+    blob = await _send_large(a, "bob", readers=("node-a", "node-b"))
+    pipe = Pipe(eve, a)
+    await settle(pipe)
+    answers: list[Chunk] = []
+
+    def note(frame: bytes) -> list[bytes]:
+        read = decode_frame(frame)
+        if isinstance(read, Chunk):
+            answers.append(read)
+        return [frame]
+
+    pipe.left.meddle = note
+    for address in (blob.sha256, "0" * 64):
+        pipe.left.session.ask(GetChunk(sha256=address, part=0))
+    await settle(pipe)
+    assert [(each.code, each.data) for each in answers] == [(Code.SCOPE_DENIED.value, None)] * 2
+    assert [(each.actor, each.action) for each in a.store.audit_log()] == [("node-e", "payload.denied")]
+    assert pipe.left.refusal is None
+
+
+@pytest.mark.req("PIPE-5", "PIPE-9")
+async def test_a_mirror_that_restarts_looks_for_the_payloads_that_it_lacks(world: World) -> None:
+    """The seed has the event and was stopped before the payload came: it asks for it when it is back."""
+    a = await world.add("node-a", "ada")
+    seed = await world.add("seed", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    blob = await _send_large(a, "bob")
+    pipe = Pipe(a, seed)
+    pipe.right.meddle = lambda frame: [] if isinstance(decode_frame(frame), Chunk) else [frame]
+    await settle(pipe)
+    assert not _is_here(seed, blob)
+    pipe.cut()
+    seed.restart()
+    seed.hub.fetcher.want_backlog()
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    assert _is_here(seed, blob)
+    pipe.cut()
+    await settle(Pipe(b, seed))
+    assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_source_that_names_payloads_and_gives_none_holds_up_no_other(world: World) -> None:
+    """Thousands of payloads that never come are not kept in mind all at once, and others are fetched beside them."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    world.room.add_node("node-m")
+    never = [NewBlob(source_node_id="node-m", sha256=f"{n:064x}", size_bytes=9) for n in range(5_000)]
+    b.hub.fetcher.want(never)
+    assert not b.hub.fetcher.is_awaited(never[-1].sha256)
+    too_large = NewBlob(source_node_id="node-m", sha256="f" * 64, size_bytes=2**60)
+    b.hub.fetcher.want([too_large])
+    assert not b.hub.fetcher.is_awaited(too_large.sha256)
+    blob = await _send_large(a, "bob")
+    await settle(Pipe(a, b))
     assert _is_here(b, blob)

@@ -89,6 +89,30 @@ async def test_what_ended_long_ago_is_forgotten_and_dead_letters_are_not() -> No
     assert len(desk.store.deliveries_of(dead.event_id)) == 1
 
 
+@pytest.mark.req("RTY-3")
+async def test_the_ledger_remembers_for_as_long_as_repeats_can_come() -> None:
+    """A retention of nothing at all does not make a resend of yesterday look new."""
+    policy = DeliveryPolicy(settled_retention_seconds=0)
+    desk = await Desk(policy=policy, tells_senders=False).settle_in()
+    done = await desk.send(1)
+    await desk.change(done, DeliverySignal.PROCESSED)
+    tries_ms = (
+        policy.resend.max_attempts * (policy.resend.max_delay_seconds + policy.accepted_ack_timeout_seconds) * 1000
+    )
+    desk.clock.advance(round(tries_ms))
+    assert (await _keeper(desk).keep()).settled == 0
+    desk.clock.advance(2 * DAY_MS)
+    assert (await _keeper(desk).keep()).settled == 1
+
+
+@pytest.mark.req("PIPE-7")
+async def test_a_mirror_keeps_the_retention_window() -> None:
+    """What every reader has stays for as long as the window says."""
+    desk = await Desk(policy=DeliveryPolicy(retention_events=3)).settle_in()
+    await _mirror(desk, *[OTHER] * 5)
+    assert (await _keeper(desk, readers=lambda _: [_cursor(OTHER, 5)]).keep()).mirrored == 2
+
+
 async def _mirror(desk: Desk, *to_nodes: str) -> None:
     """A mirror of the peer's outbox with one event for each name, each under a head of its own."""
     chain = CHAIN_START
@@ -125,7 +149,7 @@ def _cursor(node_id: str, last_seq: int, *, epoch: str = "b") -> CursorCopy:
 @pytest.mark.req("PIPE-9")
 async def test_a_mirror_keeps_what_a_reader_still_lacks() -> None:
     """Events that everybody has are pruned; what a sleeping node has not fetched stays, lease or no lease."""
-    desk = await Desk().settle_in()
+    desk = await Desk(policy=DeliveryPolicy(retention_events=0)).settle_in()
     await _mirror(desk, OTHER, NODE, OTHER, NODE)
     cursors = [_cursor(NODE, 4), _cursor(OTHER, 1)]
     keeper = _keeper(desk, readers=lambda source: cursors if source == PEER else [])

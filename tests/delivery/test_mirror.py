@@ -195,7 +195,7 @@ async def test_a_mirror_keeps_only_what_its_owner_signed(world: World) -> None:
         a_batch(world, "node-a", "node-b", [replace(event, seq=7)]),
         replace(good, events=[encode_event(replace(event, source_agent_id="eve"))]),
         replace(good, events=[]),
-        replace(good, first_chain=bytes(32), events=[b"x"]),
+        replace(good, before_chain=bytes(32), events=[b"x"]),
     ):
         with pytest.raises(Refusal):
             await keeper.take(replace(bad, whole=True), is_direct=True)
@@ -271,3 +271,20 @@ async def test_the_store_refuses_a_mirror_with_a_hole(world: World) -> None:
     with pytest.raises(Refusal) as refused:
         await seed.store.keep_mirror(batch)
     assert refused.value.code is Code.SEQUENCE_GAP
+
+
+@pytest.mark.req("PIPE-9")
+async def test_the_first_event_of_a_mirror_that_begins_late_is_checked_too(world: World) -> None:
+    """What was before is gone, and still nobody but its owner can say what the first event is that is left."""
+    a, seed, _ = await _three(world)
+    await a.send("bob")
+    await a.send("bob")
+    first, second = a.store.read_outbox(0).events
+    keeper = seed.hub.reader("node-a", is_whole=True)
+    batch = a_batch(world, "node-a", "node-b", [second.raw], after_seq=1, chain=first.chain)
+    good = replace(batch, whole=True, before_chain=first.chain)
+    altered = encode_event(replace(decode_event(second.raw), source_agent_id="eve"))
+    with pytest.raises(Refusal) as refused:
+        await keeper.take(replace(good, events=[altered]), is_direct=False)
+    assert refused.value.code is Code.CONFLICT
+    assert await keeper.take(good, is_direct=False) is Verdict.TAKEN

@@ -32,7 +32,7 @@ async def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 def a_pull(gateway: Gateway) -> Pull:
-    return Pull(store=gateway.store, turns=gateway.start().turns, clock=gateway.clock)
+    return Pull(store=gateway.store, turns=gateway.start().turns, clock=gateway.clock, wakeups=gateway.wakeups)
 
 
 @pytest.mark.req("ACK-2")
@@ -79,18 +79,18 @@ async def test_a_lease_can_be_extended_while_it_lasts(gateway: Gateway) -> None:
     pull = a_pull(gateway)
     (event,) = await gateway.arrive(gateway.message(1))
     with refused(Code.INVALID_TRANSITION):
-        pull.extend(event.event_id, "ada", seconds=10)
+        await pull.extend(event.event_id, "ada", seconds=10)
     await pull.fetch("ada")
     gateway.clock.advance(LEASE_MS - 1)
-    assert pull.extend(event.event_id, "ada", seconds=100) == gateway.clock.now_ms() + 100_000
+    assert await pull.extend(event.event_id, "ada", seconds=100) == gateway.clock.now_ms() + 100_000
     gateway.clock.advance(99_999)
     assert await pull.fetch("ada") == []
     gateway.clock.advance(1)
     with refused(Code.INVALID_TRANSITION):
-        pull.extend(event.event_id, "ada", seconds=10)
+        await pull.extend(event.event_id, "ada", seconds=10)
     assert len(await pull.fetch("ada")) == 1
     with refused(Code.INVALID_FIELD):
-        pull.extend(event.event_id, "ada", seconds=0)
+        await pull.extend(event.event_id, "ada", seconds=0)
 
 
 async def test_two_who_fetch_at_once_share_the_mail(gateway: Gateway) -> None:
@@ -175,3 +175,35 @@ async def test_only_agents_that_pull_can_fetch(gateway: Gateway) -> None:
         await pull.fetch("ada", limit=0)
     with refused(Code.NOT_FOUND):
         await pull.settle(gateway.message(9).event_id, "ada", DONE)
+
+
+async def test_a_restart_keeps_a_lease_that_was_extended(gateway: Gateway) -> None:
+    """Who said in time that it works long need not say it again because the gateway was started anew."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    over_at_ms = await pull.extend(event.event_id, "ada", seconds=10 * LEASE_MS / 1000)
+    assert await pull.extend(event.event_id, "ada", seconds=1) == over_at_ms
+    await gateway.close()
+    pull = a_pull(gateway)
+    gateway.clock.advance(10 * LEASE_MS - 1)
+    assert await pull.fetch("ada") == []
+    gateway.clock.advance(1)
+    assert [again.event_id for again in await pull.fetch("ada")] == [event.event_id]
+
+
+async def test_who_waits_for_mail_gets_it_when_it_comes(gateway: Gateway) -> None:
+    """A long poll ends with the mail; with an empty answer, once the time is over or the gateway stops."""
+    pull = a_pull(gateway)
+    assert await pull.fetch("ada", wait_seconds=0.01) == []
+    waiting = [asyncio.ensure_future(pull.fetch("ada", wait_seconds=300)) for _ in range(2)]
+    while len(pull._waiting.get("ada", ())) < 2:
+        await asyncio.sleep(0)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    pull.release()
+    fetched = [engagement.event_id for some in await asyncio.gather(*waiting) for engagement in some]
+    assert fetched == [event.event_id]
+    assert pull._waiting == {}
+    with refused(Code.INVALID_FIELD):
+        await pull.fetch("ada", wait_seconds=-1)

@@ -261,11 +261,9 @@ async def test_events_wait_for_the_disk_in_a_lane_and_hold_up_nothing_else(world
 
 
 async def test_a_peer_that_sends_more_than_it_was_asked_for_is_cut_off(world: World) -> None:
-    """What waits in a lane is bounded by the credit; what nobody asked for is dropped without a trace."""
+    """What waits in a lane is bounded by the credit."""
     b = world.nodes["node-b"]
     session = await _session(b, "node-a")
-    unasked = a_batch(world, "node-m", "node-b", [a_message(1, seq=1, source_node_id="node-m")])
-    await session.take(encode_frame(unasked))
     batch = a_batch(world, "node-a", "node-b", [a_message(1, seq=1, body="x" * 900_000)])
     frame = encode_frame(batch)
 
@@ -276,5 +274,17 @@ async def test_a_peer_that_sends_more_than_it_was_asked_for_is_cut_off(world: Wo
     with pytest.raises(Refusal) as refused:
         await flood()
     assert refused.value.code is Code.RATE_LIMITED
+    assert session.is_closed
+
+
+@pytest.mark.req("PIPE-1")
+async def test_a_peer_that_sends_an_outbox_that_it_was_not_asked_for_is_cut_off(world: World) -> None:
+    """What nobody asked this peer for is not taken, whoever signed it."""
+    b = world.nodes["node-b"]
+    session = await _session(b, "node-a")
+    unasked = a_batch(world, "node-m", "node-b", [a_message(1, seq=1, source_node_id="node-m")])
+    with pytest.raises(Refusal) as refused:
+        await session.take(encode_frame(unasked))
+    assert refused.value.code is Code.FOREIGN_SOURCE
     assert session.is_closed
     assert b.store.cursor("node-m") is None

@@ -24,17 +24,18 @@ print("done: " + message["content"]["body"])
 class Machine:
     """One gateway that can be killed and started again in the same home, on the same port."""
 
-    def __init__(self, folder: Path, node: str, tier: str) -> None:
+    def __init__(self, folder: Path, node: str, tier: str, *words: str) -> None:
         self.home = folder / node
         self.node = node
         self.tier = tier
+        self.words = words
         self.counts = folder / f"{node}.counts"
         self._listen = "127.0.0.1:0"
         self._stack = ExitStack()
         self.gateway: RunningGateway
 
     def start(self) -> None:
-        running = running_gateway(self.home, node=self.node, tier=self.tier, listen=self._listen)
+        running = running_gateway(self.home, *self.words, node=self.node, tier=self.tier, listen=self._listen)
         self.gateway = self._stack.enter_context(running)
         self._listen = self.gateway.url.removeprefix("http://")
 

@@ -59,6 +59,9 @@ def test_a_wrong_word_is_a_usage_error() -> None:
         ["bench", "protocol"],
         ["bench", "store"],
         ["bench", "room"],
+        ["bench", "crowd"],
+        ["bench", "idle"],
+        ["fetch"],
         ["up"],
         ["down"],
         ["status"],
@@ -159,3 +162,16 @@ def test_bench_prints_metrics_that_a_program_can_read() -> None:
     ratios = [row["ratio"] for row in store if "ratio" in row]
     assert len(ratios) == 6
     assert all(ratio > 0 for ratio in ratios)
+
+
+def test_a_small_crowd_delivers_everything_and_an_idle_mesh_is_measured() -> None:
+    """The benches with many gateways start them, join them, measure, and leave no process behind."""
+    small = ("--gateways", "2", "--seconds", "1", "-o", "json")
+    crowd = {
+        row["metric"]: row for row in json.loads(run("bench", "crowd", "--agents", "4", "--rate", "10", *small).stdout)
+    }
+    assert crowd["messages"]["value"] == 10
+    assert {"against", "ratio"} <= crowd["sent to processed, p95"].keys()
+    idle = json.loads(run("bench", "idle", *small).stdout)
+    assert [row["unit"] for row in idle] == ["% of a core", "MB"] * 2
+    assert run("bench", "crowd", "--gateways", "4", "--agents", "3").returncode == 2

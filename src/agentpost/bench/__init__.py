@@ -6,4 +6,7 @@ protocol   decoding, validating, routing
 store      durable appends, reads, and what size does to them
 room       updates checked and merged, growth over a month, a join
   fleet              the nodes that write it
+roundtrip  between two gateways, next to Redis and NATS
+crowd      many gateways, everybody writes to everybody
+idle       what a gateway costs that has nothing to do
 """

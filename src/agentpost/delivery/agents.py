@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from agentpost.delivery.postmaster import POSTMASTER
+from agentpost.delivery.secrets import SECRET_OPTIONS, AgentSecrets
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.routing import ALL_AGENTS
 from agentpost.protocol.snapshot import AgentStatus
@@ -26,7 +27,6 @@ _log = logging.getLogger(__name__)
 # The form of the room's keys: nothing in it means anything to a path, a URL or a terminal.
 _is_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}").fullmatch
 _RESERVED: Final = frozenset({ALL_AGENTS, POSTMASTER})
-_SECRET_OPTIONS: Final = frozenset({"secret", "env", "headers"})
 CONFLICT: Final = "agent_conflict"
 
 
@@ -47,7 +47,8 @@ class AgentDirectory(Protocol):
 
 
 class LocalAgents:
-    """`check` refuses an agent whose runtime or options make no sense; `on_change` hears of every change."""
+    """`check` refuses an agent whose runtime or options make no sense; `on_change` hears of every change. With
+    `secrets` the store never sees those of an agent in the clear."""
 
     def __init__(
         self,
@@ -57,12 +58,14 @@ class LocalAgents:
         clock: Clock,
         check: Callable[[LocalAgent], None] | None = None,
         on_change: Callable[[], None] | None = None,
+        secrets: AgentSecrets | None = None,
     ) -> None:
         self._store = store
         self._directory = directory
         self._clock = clock
         self._check = check
         self._on_change = on_change
+        self._secrets = secrets
 
     async def add(self, agent_id: str, runtime: str, options: dict[str, Any] | None = None) -> LocalAgent:
         """Add an agent, or change how one that is here is engaged. Mail for it can be sent once this returns."""
@@ -80,6 +83,7 @@ class LocalAgents:
         owner = self._directory.owner_of(agent_id)
         if owner is not None and owner != self._store.node_id:
             raise _owned(agent_id, owner)
+        agent = self._sealed(agent)
         await self._store.put_agent(agent)
         self._directory.publish(agent_id, AgentStatus.ACTIVE)
         self._changed()
@@ -120,6 +124,9 @@ class LocalAgents:
     async def announce(self) -> None:
         """Publish all agents, at a start and whenever the room was taken anew. One that moved away is an incident."""
         for agent in self._store.local_agents():
+            if (sealed := self._sealed(agent)) != agent:
+                # It was kept by a version that did not seal.
+                await self._store.put_agent(sealed)
             try:
                 self._directory.publish(agent.agent_id, AgentStatus.ACTIVE)
             except Refusal as refusal:
@@ -144,6 +151,9 @@ class LocalAgents:
             self._changed()
         return agent
 
+    def _sealed(self, agent: LocalAgent) -> LocalAgent:
+        return agent if self._secrets is None else self._secrets.seal(agent)
+
     def _changed(self) -> None:
         if self._on_change is not None:
             self._on_change()
@@ -151,7 +161,7 @@ class LocalAgents:
 
 def shown_options(agent: LocalAgent) -> dict[str, Any]:
     """The options without the secrets in them: what a list may show."""
-    return {name: "***" if name in _SECRET_OPTIONS else value for name, value in agent.options.items()}
+    return {name: "***" if name in SECRET_OPTIONS else value for name, value in agent.options.items()}
 
 
 def _check_id(agent_id: str) -> None:

@@ -1,6 +1,6 @@
 """The parts of the engine, put together. Starts them, drains them, stops them; decides nothing by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -10,7 +10,7 @@ from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.incidents import Incidents, StatusDesk
-from agentpost.delivery.keeping import Keeper, RoomCopies
+from agentpost.delivery.keeping import CursorCopy, Keeper, RoomCopies
 from agentpost.delivery.mailroom import Mailroom
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.metrics import DeliveryMetrics, Meter, Tally
@@ -22,6 +22,7 @@ from agentpost.delivery.publish import Publisher
 from agentpost.delivery.pull import Pull
 from agentpost.delivery.retry import Retrier
 from agentpost.delivery.sealing import Sealer
+from agentpost.delivery.secrets import AgentSecrets
 from agentpost.delivery.watching import Watchers
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.snapshot import NodeTier
@@ -50,9 +51,15 @@ class Engine:
         chance: Chance,
         runtimes: Callable[[LocalAgent], Runtime],
         policy: DeliveryPolicy | None = None,
+        readers: Callable[[str], Iterable[CursorCopy]] | None = None,
     ) -> None:
         policy = policy or DeliveryPolicy()
         ids = IdMaker(clock, chance)
+        secrets = AgentSecrets(signing, chance)
+
+        def runtime_of(agent: LocalAgent) -> Runtime:
+            return runtimes(secrets.open(agent))
+
         self.store = store
         self.room = room
         self.clock = clock
@@ -84,15 +91,16 @@ class Engine:
             clock=clock,
             chance=chance,
             wakeups=wakeups,
-            runtimes=runtimes,
+            runtimes=runtime_of,
         )
-        self.pull = Pull(store=store, turns=self.dispatcher.turns, clock=clock)
+        self.pull = Pull(store=store, turns=self.dispatcher.turns, clock=clock, wakeups=wakeups)
         self.agents = LocalAgents(
             store=store,
             directory=directory,
             clock=clock,
-            check=lambda agent: _check(runtimes, agent),
+            check=lambda agent: _check(runtime_of, agent),
             on_change=self.dispatcher.refresh,
+            secrets=secrets,
         )
         self.retrier = Retrier(
             store,
@@ -123,7 +131,9 @@ class Engine:
         self._tasks = TaskOwner("engine")
         self._status_desk = StatusDesk(store=store, maker=maker, clock=clock, wakeups=wakeups)
         wakeups.listen(taken=tally.took, signals=self._signals_heard)
-        self.keeper = Keeper(store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies)
+        self.keeper = Keeper(
+            store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies, readers=readers
+        )
 
     async def start(self) -> None:
         """Begin with what waits from before."""

@@ -213,7 +213,7 @@ class WholeFeed(Feed):
             return None
         first, last = part.events[0], part.events[-1]
         # A mirror that has nothing yet begins with what is left.
-        is_start = self._position == 0 and first.seq > 1
+        is_start = self._position == 0 and first.seq > 1 and part.floor_seq == first.seq - 1
         if is_start:
             self._position, self._unchecked_chain = first.seq - 1, None
         elif (had := self._unchecked_chain) is not None:
@@ -235,7 +235,7 @@ class WholeFeed(Feed):
             signature=signature,
             events=[event.raw for event in part.events],
             whole=True,
-            first_chain=first.chain if is_start else None,
+            before_chain=part.floor_chain if is_start else None,
         )
 
     def _marks(self, events: Iterable[StoredEvent]) -> dict[str, StreamMark]:
@@ -290,7 +290,7 @@ class MirrorFeed(Feed):
             signature=part.signature,
             events=raws,
             whole=self.is_whole,
-            first_chain=part.events[0].chain if is_start else None,
+            before_chain=kept.floor_chain if is_start else None,
         )
 
     def _signed_chain(self, part: MirrorSlice) -> bytes | None:

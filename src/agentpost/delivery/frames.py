@@ -82,7 +82,8 @@ class Events(_Frame, frozen=True, kw_only=True, tag="events"):
     """Everything of the subscription after `after_seq` through `through_seq`.
 
     One without events whose two ends are the same says where the outbox ends: further back than the reader thinks.
-    `first_chain` is the chain after the first event, where the reader cannot know it: what was before is gone.
+    Where the reader cannot know the chain that they build on, because what was before is gone: `first_chain` is that
+    after the first event of a stream, `before_chain` that before the first event of a whole outbox.
     """
 
     source: Name
@@ -94,6 +95,7 @@ class Events(_Frame, frozen=True, kw_only=True, tag="events"):
     events: Annotated[list[bytes], Meta(max_length=_MAX_EVENTS)]
     whole: bool = False
     first_chain: _Chain | None = None
+    before_chain: _Chain | None = None
 
 
 class Credit(_Frame, frozen=True, kw_only=True, tag="credit"):
@@ -117,13 +119,15 @@ class GetChunk(_Frame, frozen=True, kw_only=True, tag="get_chunk"):
 
 
 class Chunk(_Frame, frozen=True, kw_only=True, tag="chunk"):
-    """A piece of a blob, with the measures of the whole. `data` is None where the piece is not there."""
+    """A piece of a blob, with the measures of the whole. `data` is None where the piece is not there, or where it is
+    not given to this peer: `code` says so then."""
 
     sha256: _Sha256
     part: Count
     size_bytes: Count = 0
     chunk_bytes: Count = 0
     data: bytes | None = None
+    code: Name | None = None
 
 
 class Refused(_Frame, frozen=True, kw_only=True, tag="refused"):

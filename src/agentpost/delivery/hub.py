@@ -22,11 +22,14 @@ from agentpost.delivery.reader import OwnReader, StreamReader
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.interface import Store
+from agentpost.store.values import AuditEntry
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
 __all__ = ["LinkHub"]
 
+# Somebody who comes again has lost the links before, or wants to use up memory.
+_MOST_LINKS_A_PEER: Final = 4
 # How long somebody is not asked again for an outbox that it could not give as its owner signed it.
 _DISTRUST_MS: Final = 300_000
 
@@ -68,6 +71,7 @@ class LinkHub:
         self._joints: dict[str, JointReader] = {}
         self._chosen: dict[Key, LinkSession] = {}
         self._distrusted: dict[tuple[str, str], int] = {}
+        self._denied: set[str] = set()
         self._members: frozenset[tuple[str, NodeTier]] = frozenset()
         wakeups.listen(outbox=self._outbox_grew)
 
@@ -87,6 +91,9 @@ class LinkHub:
 
     def open(self, peer_node_id: str, *, on_wake: Callable[[], None]) -> LinkSession:
         """A session with a peer that proved who it is. `on_wake` is called when it has something to send."""
+        before = [session for session in self._sessions if session.peer == peer_node_id]
+        if len(before) >= _MOST_LINKS_A_PEER:
+            before[0].refuse(Refusal(Code.UNAVAILABLE, f"{peer_node_id} has come again, {len(before)} times"))
         session = LinkSession(self, peer_node_id, on_wake)
         self._sessions.append(session)
         return session
@@ -214,6 +221,20 @@ class LinkHub:
             self._chosen = {key: chosen for key, chosen in self._chosen.items() if chosen is not session}
             self.choose()
             self.fetcher.link_went(session)
+
+    async def deny_payload(self, peer: str, sha256: str) -> None:
+        """Write down that somebody asked for a payload that is not for it; once for each that asks."""
+        if peer in self._denied:
+            return
+        self._denied.add(peer)
+        entry = AuditEntry(
+            at_ms=self.clock.now_ms(),
+            actor=peer,
+            action="payload.denied",
+            subject=sha256,
+            detail={"code": Code.SCOPE_DENIED.value},
+        )
+        await self.store.record_audit([entry])
 
     def _links_for(self, source: str) -> list[LinkSession]:
         links = [session for session in self._sessions if session.is_open]

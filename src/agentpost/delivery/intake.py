@@ -4,7 +4,7 @@ Knows nothing of links, heads or chains: whoever calls has checked where the byt
 single event.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -29,7 +29,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
-from agentpost.protocol.snapshot import AgentRecord
+from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.store.interface import Store
 from agentpost.store.values import Acceptance, Accepted, Inbound, Incident, MirrorBatch
 from agentpost.world import Clock
@@ -64,8 +64,15 @@ class NewBlob(Struct, frozen=True, kw_only=True):
     """Content of an accepted event that has to be fetched, and the agents that wait for it."""
 
     source_node_id: str
-    ref: PayloadRef
+    sha256: str
+    size_bytes: int
     agent_ids: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, source_node_id: str, ref: PayloadRef, agent_ids: Iterable[str] = ()) -> "NewBlob":
+        return cls(
+            source_node_id=source_node_id, sha256=ref.sha256, size_bytes=ref.size_bytes, agent_ids=tuple(agent_ids)
+        )
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -148,11 +155,10 @@ class Intake:
                 await self.report("foreign_source", batch.source_node_id, reason=refusal.message)
             raise
         if reading.forged:
-            # A flood of forged ACKs is one story, and the first of them tells it.
+            # A flood of forged events is one story, and the first of them tells it.
             first, forged = reading.forged[0], len(reading.forged)
-            await self.report(
-                "forged_ack", batch.source_node_id, corr_id=first.corr_id, eventId=first.event_id, forged=forged
-            )
+            kind = "forged_ack" if isinstance(first, AckEvent | ReplyEvent) else "forged_sender"
+            await self.report(kind, batch.source_node_id, corr_id=first.corr_id, eventId=first.event_id, forged=forged)
         accepted = await self._store.accept(
             Acceptance(
                 source_node_id=batch.source_node_id,
@@ -168,6 +174,7 @@ class Intake:
             )
         )
         self._wakeups.batch_taken(accepted)
+        await self._report_strangers(batch.source_node_id, accepted.orphans)
         if accepted.new:
             # The `accepted` ACKs stand in our own outbox now (PIPE-2).
             self._wakeups.outbox_grew()
@@ -190,10 +197,16 @@ class Intake:
         incident = Incident(kind=kind, subject=subject, at_ms=at_ms, corr_id=corr_id, detail=detail, closed_at_ms=None)
         await self._store.raise_incident(incident)
 
+    async def _report_strangers(self, source: str, orphans: Sequence[Change]) -> None:
+        """Tell of ACKs by somebody who was not among the recipients. What is forgotten here has no recipients."""
+        strange = next((each for each in orphans if self._store.deliveries_of(each.event_id)), None)
+        if strange is not None:
+            await self.report("forged_ack", source, eventId=strange.event_id, toAgentId=strange.to_agent_id)
+
     def _read(self, batch: Batch) -> _Reading:
         source = batch.source_node_id
         local = self._store.local_agent_ids()
-        owners = self._room.snapshot().agents
+        room = self._room.snapshot()
         now_ms = self._clock.now_ms()
         reading = _Reading()
         for raw in batch.raws:
@@ -213,33 +226,42 @@ class Intake:
                 for agent_id in recipients_of(event)
                 if agent_id in local and is_engaged_by(event, agent_id=agent_id, node_id=self._store.node_id)
             }
+            if (acks or isinstance(event, AckEvent | ReplyEvent)) and self._is_forged(event, source, room):
+                # It has its place in the stream, and no agent gets it. An honest one is sent again, and taken then.
+                reading.forged.append(event)
+                reading.events.append(Inbound(event=event, raw=raw, acks={}))
+                continue
             reading.events.append(Inbound(event=event, raw=raw, acks=acks))
             if acks and event.payload_ref is not None:
-                reading.blobs.append(NewBlob(source_node_id=source, ref=event.payload_ref, agent_ids=tuple(acks)))
+                reading.blobs.append(NewBlob.of(source, event.payload_ref, acks))
             if isinstance(event, SignalEvent):
                 reading.signals.append(event)
             elif isinstance(event, AckEvent | ReplyEvent):
-                if self._is_forged(event, source, owners):
-                    reading.forged.append(event)
-                else:
-                    reading.changes.append(self._change_of(event, now_ms))
+                reading.changes.append(self._change_of(event, now_ms))
         return reading
 
-    def _is_forged(self, event: AckEvent | ReplyEvent, source: str, agents: Mapping[str, AgentRecord]) -> bool:
-        """Whether the source speaks for somebody else: only who owns the agent, or was asked, may answer (PIPE-2)."""
+    def _is_forged(self, event: Event, source: str, room: RoomSnapshot) -> bool:
+        """Whether the source speaks for an agent of somebody else (ENV-8, PIPE-2).
+
+        Who owns the agent may, who stands in for it, and who was asked in its place.
+        """
+        agent_id = event.source_agent_id
         if isinstance(event, AckEvent):
             if event.payload.acked_by_node_id != source:
                 return True
             agent_id = event.payload.acked_by_agent_id
-        else:
-            agent_id = event.source_agent_id
-        owned = agents.get(agent_id)
-        if owned is not None and owned.owner_node_id == source:
+        known = room.agents.get(agent_id)
+        if source == self._store.node_id or (known is not None and known.owner_node_id == source):
             return False
-        return any(
-            delivery.to_agent_id == agent_id and delivery.to_node_id not in (None, source)
-            for delivery in self._store.deliveries_of(event.payload.ref_event_id)
-        )
+        if isinstance(event, AckEvent | ReplyEvent):
+            deliveries = self._store.deliveries_of(event.payload.ref_event_id)
+            asked = [each.to_node_id for each in deliveries if each.to_agent_id == agent_id]
+            if asked:
+                return all(node_id not in (None, source) for node_id in asked)
+        if known is None or known.owner_node_id is None:
+            return False
+        rule = room.routing.get(agent_id)
+        return rule is None or source not in rule.fallback_node_ids
 
     def _change_of(self, event: AckEvent | ReplyEvent, now_ms: int) -> Change:
         if isinstance(event, ReplyEvent):

@@ -73,6 +73,7 @@ class JointReader:
             return Verdict.APART
         own = self._store.node_id
         raws = [event.raw for event in checked.batch.events if own in event.to_nodes]
+        await self._mirror.name_payloads(checked)
         await self._stream.accept(
             Batch(
                 source_node_id=self.source_node_id,

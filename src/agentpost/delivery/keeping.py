@@ -139,7 +139,9 @@ class Keeper:
             )
 
     async def _prune_settled(self) -> int:
-        before_ms = self._clock.now_ms() - self._policy.settled_retention_seconds * 1000
+        # RTY-3: what the ledger has forgotten is no repeat any more, so it remembers for as long as repeats can come.
+        kept_seconds = max(self._policy.settled_retention_seconds, self._policy.repeats_seconds)
+        before_ms = self._clock.now_ms() - round(kept_seconds * 1000)
         settled = 0
         while count := await self._store.prune_settled(before_ms=before_ms, limit=_STEP):
             settled += count
@@ -167,7 +169,8 @@ class Keeper:
             waiting = self._store.read_mirror(mirror.source_node_id, node_id, after_seq)
             if waiting is not None and waiting.events:
                 needed_from = min(needed_from, waiting.events[0].seq)
-        return max(needed_from - 1, beyond_retention, 0)
+        # PIPE-7: the window stays also where everybody has read on.
+        return max(needed_from - 1 - self._policy.retention_events, beyond_retention, 0)
 
     async def _keep_on(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from agentpost.delivery.feed import Feed, MirrorFeed, OutboxFeed, WholeFeed
-from agentpost.delivery.fetch import serve_chunk
+from agentpost.delivery.fetch import may_read, serve_chunk
 from agentpost.delivery.frames import (
     LINK_VERSION,
     Chunk,
@@ -50,6 +50,13 @@ _MOST_LANE_BYTES: Final = 2 * _CREDIT_BYTES
 _BLAMED: Final = frozenset(
     {Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED, Code.SEQUENCE_GAP}
 )
+
+# What a peer may say in the time between two pings that brings nothing: pings, wishes, repeats. An honest one needs a
+# few for each node of the mesh. A large frame counts for several.
+_MOST_IDLE_FRAMES: Final = 4_096
+_IDLE_FRAME_BYTES: Final = 16_384
+# Short frames that wait for a peer that does not read.
+_MOST_QUEUED_FRAMES: Final = 16_384
 
 # Chunks are read from the disk when there is room to send them, not when they are asked for.
 _CHUNKS_AT_ONCE: Final = 4
@@ -94,6 +101,9 @@ class LinkSession:
         # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
         self._awake: dict[Key, None] = {}
         self._reading: dict[Key, _Subscription] = {}
+        # What was asked for over this link, also if somebody else has it now.
+        self._asked_for: set[Key] = set()
+        self._idle_frames = 0
         # Events that came and are not on the disk yet.
         self._lanes: dict[Key, _Lane] = {}
         self._heard_at_ms = hub.clock.monotonic_ms()
@@ -110,7 +120,9 @@ class LinkSession:
             raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
         self._heard_at_ms = self._hub.clock.monotonic_ms()
         try:
-            await self._receive(decode_frame(frame))
+            self._charge(len(frame))
+            if await self._receive(decode_frame(frame)):
+                self._give_back(len(frame))
         except Refusal as refusal:
             self.refuse(refusal)
             raise
@@ -128,21 +140,37 @@ class LinkSession:
             raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
         self._heard_at_ms = self._hub.clock.monotonic_ms()
         try:
+            self._charge(len(frame))
             found = decode_frame(frame)
             if isinstance(found, Events) and self.is_open:
                 self._put_in_lane(found, len(frame))
-            else:
-                await self._receive(found)
+            elif await self._receive(found):
+                self._give_back(len(frame))
         except Refusal as refusal:
             self.refuse(refusal)
             raise
         # A credit, say, lets more be sent.
         self._on_wake()
 
+    def _charge(self, size_bytes: int) -> None:
+        """Count a frame as one that brings nothing, until it has; see `_give_back`."""
+        self._idle_frames += 1 + size_bytes // _IDLE_FRAME_BYTES
+        if self._idle_frames > _MOST_IDLE_FRAMES or len(self._queue) > _MOST_QUEUED_FRAMES:
+            raise Refusal(Code.RATE_LIMITED, f"{self.peer} says too much that brings nothing, or does not listen")
+
+    def _give_back(self, size_bytes: int) -> None:
+        self._idle_frames -= 1 + size_bytes // _IDLE_FRAME_BYTES
+
+    def _check_asked(self, key: Key) -> None:
+        """What was under way when somebody else was asked is passed over. What nobody asked for is a lie (PIPE-1)."""
+        if key not in self._asked_for:
+            raise Refusal(Code.FOREIGN_SOURCE, f"{self.peer} was not asked for the outbox of {key[0]}", field="source")
+
     def _put_in_lane(self, frame: Events, size_bytes: int) -> None:
         key = (frame.source, frame.whole)
         if key not in self._reading:
-            return  # it was under way when somebody else was asked
+            self._check_asked(key)
+            return
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
@@ -156,7 +184,8 @@ class LinkSession:
         try:
             while lane.frames and not self._is_closed:
                 frame, size_bytes = lane.frames.popleft()
-                await self._take(frame)
+                if await self._take(frame):
+                    self._give_back(size_bytes)
                 lane.size_bytes -= size_bytes
                 self._on_wake()
         except Refusal as refusal:
@@ -194,6 +223,7 @@ class LinkSession:
         if self._hub.clock.monotonic_ms() - self._heard_at_ms >= _SILENT_FOR_MS:
             self.refuse(Refusal(Code.UNAVAILABLE, f"{self.peer} has been silent for too long"))
             return
+        self._idle_frames = 0
         self._send(Ping())
         await self._hub.tick()
 
@@ -269,17 +299,18 @@ class LinkSession:
 
     # Frames
 
-    async def _receive(self, frame: Frame) -> None:
+    async def _receive(self, frame: Frame) -> bool:
+        """Deal with a frame. True if it brought something, False for what a peer could say for ever."""
         if isinstance(frame, Hello):
             self._hello(frame)
-            return
+            return False
         if not self.is_open and not isinstance(frame, Refused):
             raise Refusal(Code.MALFORMED, "a link begins with hello", field="frame")
         match frame:
             case Events():
-                await self._take(frame)
+                return await self._take(frame)
             case Credit():
-                await self._credit(frame)
+                return await self._credit(frame)
             case Subscribe():
                 self._feed(frame)
             case Unsubscribe():
@@ -290,11 +321,12 @@ class LinkSession:
             case Pong():
                 pass
             case GetChunk():
-                self._serve(frame)
+                await self._serve(frame)
             case Chunk():
-                await self._hub.fetcher.receive(self, frame)
+                return await self._hub.fetcher.receive(self, frame)
             case Refused():
                 await self._refused(frame)
+        return False
 
     def _hello(self, hello: Hello) -> None:
         if self.is_open:
@@ -327,34 +359,45 @@ class LinkSession:
             kind = WholeFeed if wish.whole else OutboxFeed
             self._feeds[key] = kind(wish, consumer=self.peer, store=hub.store, signing=hub.signing)
 
-    def _serve(self, request: GetChunk) -> None:
+    async def _serve(self, request: GetChunk) -> None:
         if len(self._chunks_asked) + len(self._chunks_awaited) >= _MOST_CHUNKS_ASKED:
             raise Refusal(Code.RATE_LIMITED, f"{self.peer} asks for more chunks than it takes")
-        if self._hub.fetcher.is_awaited(request.sha256):
+        if not may_read(self._hub.store, self._hub.room, request.sha256, self.peer):
+            # PIPE-5: who is no reader of it learns nothing of it, not even whether it is here.
+            self._send(Chunk(sha256=request.sha256, part=request.part, code=Code.SCOPE_DENIED.value))
+            await self._hub.deny_payload(self.peer, request.sha256)
+        elif self._hub.fetcher.is_awaited(request.sha256):
             self._chunks_awaited.append(request)
         else:
             self._chunks_asked.append(request)
 
-    async def _credit(self, credit: Credit) -> None:
+    async def _credit(self, credit: Credit) -> bool:
+        """True if the peer has got further by it."""
         feed = self._feeds.get((credit.source, credit.whole))
-        if feed is not None:
-            feed.grant(credit)
-            self._awake[credit.source, credit.whole] = None
-            if credit.source == self._hub.store.node_id:
-                await self._note()
+        if feed is None:
+            return False
+        before = feed.durable_seq
+        feed.grant(credit)
+        self._awake[credit.source, credit.whole] = None
+        if credit.source == self._hub.store.node_id:
+            await self._note()
+        return feed.durable_seq > before
 
     async def _note(self) -> None:
         """Write down how far the peer has read the own outbox (CUR-5): it counts what it has on its disk."""
         own = self._hub.store.node_id
         read = [feed.durable_seq for (source, _), feed in self._feeds.items() if source == own]
         if read:
-            await self._hub.notes.note(self.peer, min(read))
+            # A reader may say that it has more than there is.
+            await self._hub.notes.note(self.peer, min(*read, self._hub.store.head().seq))
 
-    async def _take(self, frame: Events) -> None:
+    async def _take(self, frame: Events) -> bool:
+        """True if there was something new in it."""
         key = (frame.source, frame.whole)
         subscription = self._reading.get(key)
         if subscription is None:
-            return  # it was under way when somebody else was asked
+            self._check_asked(key)
+            return False
         try:
             verdict = await subscription.reader.take(frame, is_direct=frame.source == self.peer)
         except Refusal as refusal:
@@ -362,7 +405,7 @@ class LinkSession:
                 self._hub.distrust(self, frame.source)
             raise
         if self._reading.get(key) is not subscription:
-            return
+            return verdict is Verdict.TAKEN
         match verdict:
             case Verdict.TAKEN | Verdict.KNOWN:
                 if verdict is Verdict.TAKEN:
@@ -380,6 +423,7 @@ class LinkSession:
                 self._read_apart(frame.source)
             case Verdict.REGRESSED | Verdict.UNKNOWN:
                 self._hub.distrust(self, frame.source)
+        return verdict is Verdict.TAKEN
 
     async def _refused(self, refused: Refused) -> None:
         code = Code(refused.code) if refused.code in set(Code) else Code.UNAVAILABLE
@@ -410,6 +454,7 @@ class LinkSession:
     def _ask(self, key: Key, *, skip: bool = False) -> None:
         at = self._reading[key].reader.position()
         source, is_whole = key
+        self._asked_for.add(key)
         self._send(
             Subscribe(
                 source=source,

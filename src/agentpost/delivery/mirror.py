@@ -19,7 +19,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, next_chain
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, Cursor, MirrorBatch, MirrorEvent
+from agentpost.store.values import CHAIN_START, Cursor, MirrorBatch, MirrorEvent, NamedPayload
 from agentpost.world import Clock
 
 __all__ = ["Checked", "MirrorKeeper", "choose"]
@@ -42,7 +42,7 @@ class Checked(Struct, frozen=True, kw_only=True):
 
     batch: MirrorBatch
     chains: dict[str, bytes]
-    refs: tuple[PayloadRef, ...]
+    payloads: list[NamedPayload]
     has_unreadable: bool
 
 
@@ -119,10 +119,11 @@ class MirrorKeeper:
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
         # An empty mirror begins where its source, or the mirror that it asks, still has something.
-        is_start = last_seq == 0 and frame.after_seq > 0 and frame.first_chain is not None
+        is_start = last_seq == 0 and frame.after_seq > 0 and frame.before_chain is not None
         if frame.after_seq != last_seq and not is_start:
             return Verdict.GAP
         checked = self.check(frame, head, at, is_start=is_start)
+        await self.name_payloads(checked)
         await self._store.keep_mirror(checked.batch)
         self.kept(checked)
         return Verdict.TAKEN
@@ -130,8 +131,8 @@ class MirrorKeeper:
     def check(self, frame: Events, head: OutboxHead, at: Cursor | None, *, is_start: bool = False) -> "Checked":
         """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so."""
         outlines = [_read_outline(raw) for raw in frame.events]
-        first_chain = frame.first_chain if is_start else None
-        events = self._chained(frame, outlines, at.last_chain if at else CHAIN_START, first_chain)
+        before_chain = (frame.before_chain if is_start else None) or (at.last_chain if at else CHAIN_START)
+        events = self._chained(frame, outlines, before_chain)
         if is_start:
             self._knows_all = False
         if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
@@ -144,12 +145,20 @@ class MirrorKeeper:
             events=tuple(events),
             head=frame.head,
             signature=frame.signature,
+            before_chain=before_chain,
             at_ms=self._clock.now_ms(),
         )
-        refs = tuple(each.payload_ref for each in outlines if each is not None and each.payload_ref is not None)
         return Checked(
-            batch=batch, chains=self._checked_marks(head, events), refs=refs, has_unreadable=None in outlines
+            batch=batch,
+            chains=self._checked_marks(head, events),
+            payloads=self._payloads(outlines, frame.after_seq),
+            has_unreadable=None in outlines,
         )
+
+    async def name_payloads(self, checked: "Checked") -> None:
+        """Before a batch is kept: no event of a mirror has a payload that nobody may read, or nobody looks for."""
+        if checked.payloads:
+            await self._store.name_payloads(checked.payloads)
 
     def kept(self, checked: "Checked") -> None:
         """A batch that was checked here is on the disk."""
@@ -163,12 +172,22 @@ class MirrorKeeper:
         )
         self._marks |= checked.chains
         self._on_kept(self.source_node_id, frozenset(checked.chains))
-        if checked.refs:
-            self._on_blobs([NewBlob(source_node_id=self.source_node_id, ref=ref) for ref in checked.refs])
+        if checked.payloads:
+            self._on_blobs(
+                [
+                    NewBlob(source_node_id=each.source_node_id, sha256=each.sha256, size_bytes=each.size_bytes)
+                    for each in checked.payloads
+                ]
+            )
 
-    def _chained(
-        self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes, first_chain: bytes | None
-    ) -> list[MirrorEvent]:
+    def _payloads(self, outlines: Sequence[_Outline | None], after_seq: int) -> list[NamedPayload]:
+        return [
+            NamedPayload.of(outline.payload_ref, self.source_node_id, seq=seq)
+            for seq, outline in enumerate(outlines, start=after_seq + 1)
+            if outline is not None and outline.payload_ref is not None
+        ]
+
+    def _chained(self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes) -> list[MirrorEvent]:
         events: list[MirrorEvent] = []
         for seq, (raw, outline) in enumerate(zip(frame.events, outlines, strict=True), start=frame.after_seq + 1):
             if outline is not None and outline.source_node_id != self.source_node_id:
@@ -179,7 +198,7 @@ class MirrorKeeper:
                 )
             if outline is not None and outline.seq != seq:
                 raise self._broken(f"the event at place {seq} says that it is at {outline.seq}")
-            chain, first_chain = first_chain or next_chain(chain, raw), None
+            chain = next_chain(chain, raw)
             # An event that cannot be read is kept all the same: it has its place in the chain.
             to_nodes = () if outline is None else tuple(dict.fromkeys(outline.to_nodes))
             events.append(MirrorEvent(seq=seq, chain=chain, raw=raw, to_nodes=to_nodes))

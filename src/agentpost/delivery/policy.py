@@ -53,6 +53,15 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     gap_timeout_seconds: int = 30  # CUR-3
     gap_policy: GapPolicy = GapPolicy.TOMBSTONE  # CUR-4
 
+    @property
+    def repeats_seconds(self) -> float:
+        """For how long an event may come again: a sender's tries, and a day for one that slept between two of them.
+
+        What other senders do is not known here; their policy is taken to be like this one.
+        """
+        resend = self.resend
+        return resend.max_attempts * (resend.max_delay_seconds + self.accepted_ack_timeout_seconds) + _DAY_SECONDS
+
     def __post_init__(self) -> None:
         for field, value, least in (
             ("acceptedAckTimeoutSeconds", self.accepted_ack_timeout_seconds, 0.001),

@@ -30,7 +30,7 @@ from agentpost.protocol.routing import Rejected, RouteRequest
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.blobs import SealedBlob
 from agentpost.store.interface import Store
-from agentpost.store.values import Appended, Incident
+from agentpost.store.values import Appended, Incident, NamedPayload
 from agentpost.world import Clock, IdMaker
 
 __all__ = ["MAX_INLINE_BYTES", "NO_ROUTE", "Publisher", "Receipt", "RecipientReceipt", "SendRequest"]
@@ -216,6 +216,7 @@ class Publisher:
         event = replace(event, payload=bare, payload_ref=ref)
         _check_readable(event)
         await self._keep_blob(blob)
+        await self._store.name_payloads([NamedPayload.of(ref, self._store.node_id)])
         return event
 
     def readdress(self, event: AnyEvent, nodes: Mapping[str, str | None]) -> AnyEvent:

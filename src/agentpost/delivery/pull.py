@@ -2,16 +2,16 @@
 
 What is fetched is the agent's for the time of a lease. If it has neither settled nor extended by then, the mail can be
 fetched again, as the next attempt: a pulling agent that crashes is thereby made up for, and `event_id` is its key to
-notice a repeat. Whoever settles first has settled; a later word changes nothing.
-
-Extensions are kept in memory. After a restart of the gateway a lease counts from the fetch again.
+notice a repeat. Whoever settles first has settled; a later word changes nothing. A lease outlives a restart of the
+gateway, also one that was extended.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from agentpost.delivery.ports import Engagement, Result
+from agentpost.delivery.ports import Engagement, Result, Wakeups
 from agentpost.delivery.turns import Begun, Held, Turns
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code, Refusal
@@ -20,30 +20,79 @@ from agentpost.store.interface import Store
 from agentpost.store.values import BacklogItem, LedgerEntry, LedgerState, LocalAgent
 from agentpost.world import Clock
 
-__all__ = ["LEASE_SECONDS", "PULL", "Pull"]
+__all__ = ["LEASE_SECONDS", "LONGEST_WAIT_SECONDS", "PULL", "Pull"]
 
 PULL: Final = "pull"
 LEASE_SECONDS: Final = 300.0
 _MOST_AT_ONCE: Final = 256
 _PAGE: Final = 256
 _LONGEST_LEASE_SECONDS: Final = 86_400.0
+LONGEST_WAIT_SECONDS: Final = 300.0
+_FAR_OFF_MS: Final = 1 << 50
 
 
 class Pull:
     """The mail of all agents of this gateway that pull."""
 
-    def __init__(self, *, store: Store, turns: Turns, clock: Clock) -> None:
+    def __init__(self, *, store: Store, turns: Turns, clock: Clock, wakeups: Wakeups) -> None:
         self._store = store
         self._turns = turns
         self._clock = clock
-        self._extended: dict[tuple[EventId, str], int] = {}
         self._taking: set[tuple[EventId, str]] = set()
+        # Those who wait for mail, by agent; nobody, once the gateway stops.
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._is_released = False
+        wakeups.listen(inbox=self._wake)
 
-    async def fetch(self, agent_id: str, limit: int = 1) -> list[Engagement]:
-        """The oldest mail that is nobody's, at most `limit` of it; it is the caller's until the lease is over."""
-        agent = self._expect_agent(agent_id)
+    async def fetch(self, agent_id: str, limit: int = 1, *, wait_seconds: float = 0) -> list[Engagement]:
+        """The oldest mail that is nobody's, at most `limit` of it; it is the caller's until the lease is over.
+
+        Where there is none, some is waited for; none after that time is an answer, too.
+        """
         if not 1 <= limit <= _MOST_AT_ONCE:
             raise Refusal(Code.INVALID_FIELD, f"limit must be from 1 to {_MOST_AT_ONCE}", field="limit")
+        if not 0 <= wait_seconds <= LONGEST_WAIT_SECONDS:
+            raise Refusal(
+                Code.INVALID_FIELD, f"waitSeconds must be from 0 to {LONGEST_WAIT_SECONDS:.0f}", field="waitSeconds"
+            )
+        # The loop's own time, by which it also waits.
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_seconds
+        grew = asyncio.Event()
+        self._waiting.setdefault(agent_id, set()).add(grew)
+        try:
+            while True:
+                grew.clear()
+                fetched = await self._fetch(agent_id, limit)
+                left_seconds = until - loop.time()
+                if fetched or left_seconds <= 0 or self._is_released:
+                    return fetched
+                await _wait(grew, min(left_seconds, self._free_in_ms(agent_id) / 1000))
+        finally:
+            self._waiting[agent_id].discard(grew)
+            if not self._waiting[agent_id]:
+                del self._waiting[agent_id]
+
+    def release(self) -> None:
+        """Let everybody go who waits: the gateway stops."""
+        self._is_released = True
+        for agent_id in tuple(self._waiting):
+            self._wake(agent_id)
+
+    def _wake(self, agent_id: str) -> None:
+        for grew in self._waiting.get(agent_id, ()):
+            grew.set()
+
+    def _free_in_ms(self, agent_id: str) -> int:
+        """How long until mail is free that is with somebody, or waits for another try."""
+        agent = self._expect_agent(agent_id)
+        page = self._store.backlog(agent_id, limit=_PAGE)
+        # Mail that is free and was not handed over has to wait for something else: its payload, say.
+        free_at_ms = [at_ms for each in page if (at_ms := self._free_at_ms(each.entry, agent)) > self._clock.now_ms()]
+        return min(free_at_ms, default=_FAR_OFF_MS) - self._clock.now_ms()
+
+    async def _fetch(self, agent_id: str, limit: int) -> list[Engagement]:
+        agent = self._expect_agent(agent_id)
         if agent.is_paused:
             return []
         fetched: list[Engagement] = []
@@ -64,14 +113,16 @@ class Pull:
         if item.entry.state is LedgerState.SETTLED:
             return False
         event = decode_event(item.raw)
-        self._extended.pop((event_id, agent_id), None)
         due_at_ms = self._turns.retry_at_ms(result, attempt=item.entry.attempts)
         if due_at_ms is None:
             return await self._turns.end(event, agent_id, result)
         return await self._turns.postpone(event, agent_id, due_at_ms=due_at_ms, error=result.error)
 
-    def extend(self, event_id: EventId, agent_id: str, *, seconds: float) -> int:
-        """Keep mail that was fetched for this much longer, from now on; gives the time when the lease is over."""
+    async def extend(self, event_id: EventId, agent_id: str, *, seconds: float) -> int:
+        """Keep mail that was fetched for so long from now on, or for as long as before if that is longer.
+
+        Gives the time when the lease is over.
+        """
         agent = self._expect_agent(agent_id)
         item = self._expect_fetched(event_id, agent_id)
         if not 0 < seconds <= _LONGEST_LEASE_SECONDS:
@@ -79,15 +130,15 @@ class Pull:
                 Code.INVALID_FIELD, f"seconds must be above 0, {_LONGEST_LEASE_SECONDS:.0f} at most", field="seconds"
             )
         now_ms = self._clock.now_ms()
-        if item.entry.state is LedgerState.SETTLED or self._lease_over_at_ms(item.entry, agent) <= now_ms:
+        over_at_ms = now_ms + round(seconds * 1000)
+        is_with_it = item.entry.state is LedgerState.ENGAGED and self._free_at_ms(item.entry, agent) > now_ms
+        if not is_with_it or not await self._store.extend_lease(event_id, agent_id, until_ms=over_at_ms):
             raise Refusal(
                 Code.INVALID_TRANSITION,
                 f"{event_id} is not with {agent_id} any more",
                 hint="Fetch again; if the work is done, settle it: the first outcome counts.",
             )
-        over_at_ms = now_ms + round(seconds * 1000)
-        self._extended[event_id, agent_id] = over_at_ms
-        return over_at_ms
+        return max(over_at_ms, self._free_at_ms(item.entry, agent))
 
     async def _take(self, items: list[BacklogItem]) -> list[Engagement]:
         """Record the attempts, all in one commit. Nobody else who fetches meanwhile gets the same."""
@@ -101,7 +152,6 @@ class Pull:
 
     def _begin(self, item: BacklogItem) -> Awaitable[Begun | Held]:
         entry = item.entry
-        self._extended.pop((entry.event_id, entry.to_agent_id), None)
         error = entry.error
         if entry.state is LedgerState.ENGAGED:
             error = "the agent fetched it and did not settle it in time"
@@ -110,19 +160,17 @@ class Pull:
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
         if (entry.event_id, entry.to_agent_id) in self._taking:
             return False
-        now_ms = self._clock.now_ms()
-        if entry.state is LedgerState.ENGAGED:
-            return self._lease_over_at_ms(entry, agent) <= now_ms
-        return entry.due_at_ms <= now_ms
+        return self._free_at_ms(entry, agent) <= self._clock.now_ms()
 
-    def _lease_over_at_ms(self, entry: LedgerEntry, agent: LocalAgent) -> int:
-        extended = self._extended.get((entry.event_id, entry.to_agent_id))
-        if extended is not None:
-            return extended
+    def _free_at_ms(self, entry: LedgerEntry, agent: LocalAgent) -> int:
+        """When mail can be fetched: once it is due, or once the lease of who has it is over."""
+        if entry.state is not LedgerState.ENGAGED:
+            return entry.due_at_ms
         # As people write options: in either spelling, and perhaps as text. They were checked when the agent was added.
         options = agent.options
         lease_seconds: Any = options.get("leaseSeconds", options.get("lease_seconds", LEASE_SECONDS))
-        return (entry.engaged_at_ms or 0) + round(float(lease_seconds) * 1000)
+        # An extension stands in the ledger. What is left there from an earlier try was over before this one began.
+        return max((entry.engaged_at_ms or 0) + round(float(lease_seconds) * 1000), entry.due_at_ms)
 
     def _expect_agent(self, agent_id: str) -> LocalAgent:
         agent = self._store.local_agent(agent_id)
@@ -146,3 +194,9 @@ class Pull:
                 Code.INVALID_TRANSITION, f"{event_id} is not with {agent_id}: it was not fetched, or was given back"
             )
         return item
+
+
+async def _wait(grew: asyncio.Event, most_seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(most_seconds):
+            await grew.wait()

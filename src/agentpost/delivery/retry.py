@@ -39,7 +39,7 @@ from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
 from agentpost.protocol.routing import is_live
 from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.store.interface import Store
-from agentpost.store.values import Incident
+from agentpost.store.values import Incident, NamedPayload
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
@@ -339,6 +339,10 @@ class Retrier:
         deliveries = [delivery for plan in plans for delivery in plan.deliveries]
         if not events and not changes:
             return
+        # A payload that goes to other gateways than before has other readers, too (PIPE-5).
+        payloads = [NamedPayload.of(each.payload_ref, self._store.node_id) for each in events if each.payload_ref]
+        if payloads:
+            await self._store.name_payloads(payloads)
         await self._store.append(events, deliveries=deliveries, changes=changes)
         if events:
             self._wakeups.outbox_grew()

@@ -27,14 +27,14 @@ from agentpost.store.blobs import SealedBlob, open_blob, seal_blob
 from agentpost.store.interface import Store
 from agentpost.world import Chance, Clock
 
-__all__ = ["MAX_CONTENT_BYTES", "SUITE", "Sealer"]
+__all__ = ["MAX_CONTENT_BYTES", "MAX_PAYLOAD_BYTES", "SUITE", "Sealer"]
 
 SUITE: Final = "x25519-hkdf-sha256-aes256gcm"
 MAX_CONTENT_BYTES: Final = 64 * 1024 * 1024
 
 _COMMITMENT: Final = bytes(32)
 # What a blob of the largest content can have in it: the commitment, and a tag for each chunk.
-_MAX_REF_BYTES: Final = MAX_CONTENT_BYTES + 1024 * 1024
+MAX_PAYLOAD_BYTES: Final = MAX_CONTENT_BYTES + 1024 * 1024
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
 
@@ -140,7 +140,7 @@ class Sealer:
                 corr_id=event.corr_id,
                 hint="It is fetched from the sender's gateway; try again once that can be reached.",
             )
-        if blob.size_bytes != ref.size_bytes or blob.size_bytes > _MAX_REF_BYTES:
+        if blob.size_bytes != ref.size_bytes or blob.size_bytes > MAX_PAYLOAD_BYTES:
             raise _altered(event)
         chunks = [self._store.chunk(ref.sha256, part) for part in range(blob.chunks)]
         try:

@@ -33,6 +33,7 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
         # The chain value of the last pruned event is what the first kept one builds on.
         chain = tx.database.value(SQL.outbox_chain_at, (outbox_through,))
         tx.database.run(SQL.move_outbox_floor, (outbox_through, chain))
+        tx.database.run(SQL.keep_dead_letter_events, (outbox_floor, outbox_through))
         tx.database.run(SQL.prune_outbox, (outbox_through,))
         prune_streams(tx.database, outbox_through)
 

@@ -114,7 +114,9 @@ def purge(tx: Transaction, pairs: Sequence[tuple[EventId, str]]) -> int:
     tx.flush()
     before = tx.database.changed_rows()
     tx.database.run_many(SQL.purge_delivery, pairs)
-    return tx.database.changed_rows() - before
+    purged = tx.database.changed_rows() - before
+    tx.database.run(SQL.forget_dead_letter_events)
+    return purged
 
 
 def _deliveries_of(database: Database, event_ids: Iterable[EventId]) -> list[Delivery]:

@@ -43,6 +43,7 @@ __all__ = [
     "cursor",
     "engage",
     "engaged_entries",
+    "extend_lease",
     "inbox_by_corr",
     "inbox_item",
     "inbox_items",
@@ -168,6 +169,12 @@ def engage(tx: Transaction, asked: Sequence[tuple[EventId, str, int]]) -> list[i
     if rows:
         tx.database.run_many(SQL.engage, rows)
     return answers
+
+
+def extend_lease(tx: Transaction, event_id: EventId, to_agent_id: str, until_ms: int) -> bool:
+    before = tx.database.changed_rows()
+    tx.database.run(SQL.extend_lease, (until_ms, event_id, to_agent_id))
+    return tx.database.changed_rows() != before
 
 
 def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: int, error: str) -> None:

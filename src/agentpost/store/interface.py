@@ -30,6 +30,7 @@ from agentpost.store.values import (
     MirrorBatch,
     MirrorPosition,
     MirrorSlice,
+    NamedPayload,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -139,6 +140,13 @@ class Store(Protocol):
         """Record that the agent is about to run, before it does. Gives the number of this attempt.
 
         Refused with `expired` for an event whose time has passed (ENV-7): it is settled, never injected.
+        """
+        ...
+
+    def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> Awaitable[bool]:
+        """Let an event stay with its agent until then, as its `due_at_ms` says; never for less than before.
+
+        False if it is not with the agent any more.
         """
         ...
 
@@ -355,6 +363,16 @@ class Store(Protocol):
         ...
 
     def drop_blob(self, sha256: str) -> Awaitable[None]: ...
+
+    def name_payloads(self, payloads: Sequence[NamedPayload]) -> Awaitable[None]:
+        """Note who may read these payloads (PIPE-5). What was noted before stays."""
+        ...
+
+    def may_read_payload(self, sha256: str, node_id: str) -> bool: ...
+
+    def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
+        """Payloads of mirrored events that are not here, or not all of them; without their readers."""
+        ...
 
     def blob(self, sha256: str) -> Blob | None: ...
 

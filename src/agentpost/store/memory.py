@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_deliveries import MemoryDeliveries, Pair
 from agentpost.store.memory_streams import MemoryStreams
@@ -49,6 +50,8 @@ class MemoryStore(MemoryDeliveries):
         # The event with seq n stands at n - 1 - floor, in both streams.
         self._outbox: list[StoredEvent] = []
         self._outbox_floor = Head(seq=0, chain=CHAIN_START)
+        # RTY-7: what dead letters said, after it has left the outbox.
+        self._dead_letter_events: dict[EventId, StoredEvent] = {}
         self._streams = MemoryStreams()
         self._places: dict[EventId, int] = {}
         self._inbox: list[tuple[str, Inbound]] = []
@@ -127,7 +130,8 @@ class MemoryStore(MemoryDeliveries):
             if events and size > max_bytes:
                 break
             events.append(stored)
-        return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
+        floor_chain = self._outbox_floor.chain
+        return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, floor_chain=floor_chain, events=tuple(events))
 
     def read_stream(
         self,
@@ -162,7 +166,12 @@ class MemoryStore(MemoryDeliveries):
     def find_event(self, event_id: EventId) -> StoredEvent | None:
         self._check_open()
         seq = self._places.get(event_id)
-        return None if seq is None else self._outbox[seq - 1 - self._outbox_floor.seq]
+        if seq is None:
+            return self._dead_letter_events.get(event_id) if self._is_dead_letter(event_id) else None
+        return self._outbox[seq - 1 - self._outbox_floor.seq]
+
+    def _is_dead_letter(self, event_id: EventId) -> bool:
+        return any(each.state is DeliveryState.DEAD_LETTER for each in self.deliveries_of(event_id))
 
     # The inbox and its ledger
 
@@ -260,6 +269,13 @@ class MemoryStore(MemoryDeliveries):
         attempts = entry.attempts + 1
         self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
         return attempts
+
+    async def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> bool:
+        entry = self.ledger_entry(event_id, to_agent_id)
+        if entry is None or entry.state is not LedgerState.ENGAGED:
+            return False
+        self._keep(replace(entry, due_at_ms=max(entry.due_at_ms, until_ms)))
+        return True
 
     async def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> None:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
@@ -437,6 +453,9 @@ class MemoryStore(MemoryDeliveries):
     def _prune_outbox(self, count: int) -> None:
         if count:
             last = self._outbox[count - 1]
+            for event_id, seq in self._places.items():
+                if seq <= last.seq and self._is_dead_letter(event_id):
+                    self._dead_letter_events[event_id] = self._outbox[seq - 1 - self._outbox_floor.seq]
             self._outbox_floor = Head(seq=last.seq, chain=last.chain)
             del self._outbox[:count]
             self._streams.prune(last.seq)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store import rules
-from agentpost.store.values import AuditEntry, Blob
+from agentpost.store.values import AuditEntry, Blob, NamedPayload
 
 __all__ = ["MemoryKeeping"]
 
@@ -21,6 +21,7 @@ class MemoryKeeping:
         self._room_updates: list[bytes] = []
         self._blobs: dict[str, Blob] = {}
         self._chunks: dict[str, dict[int, bytes]] = {}
+        self._payloads: dict[tuple[str, str], NamedPayload] = {}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -79,6 +80,16 @@ class MemoryKeeping:
         self._check_open()
         self._blobs.pop(sha256, None)
         self._chunks.pop(sha256, None)
+
+    async def name_payloads(self, payloads: Sequence[NamedPayload]) -> None:
+        self._check_open()
+        for payload in payloads:
+            for node_id in payload.readers:
+                self._payloads.setdefault((payload.sha256, node_id), payload)
+
+    def may_read_payload(self, sha256: str, node_id: str) -> bool:
+        self._check_open()
+        return (sha256, node_id) in self._payloads
 
     def blob(self, sha256: str) -> Blob | None:
         self._check_open()

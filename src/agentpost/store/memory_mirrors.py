@@ -13,6 +13,7 @@ from agentpost.store.values import (
     MirrorEvent,
     MirrorPosition,
     MirrorSlice,
+    NamedPayload,
     StreamEvent,
 )
 
@@ -45,6 +46,7 @@ class _Mirror:
             last_seq=batch.through_seq,
             last_chain=events[-1].chain,
             floor_seq=self.position.floor_seq if self.position.last_seq else batch.after_seq,
+            floor_chain=self.position.floor_chain if self.position.last_seq else batch.before_chain,
         )
 
     def prune(self, through_seq: int) -> int:
@@ -52,13 +54,14 @@ class _Mirror:
         count = through_seq - self.position.floor_seq
         if count <= 0:
             return 0
+        floor_chain = self.events[through_seq].chain
         self.events = {seq: event for seq, event in self.events.items() if seq > through_seq}
         # The last head stays: it tells readers how far they may pass what was not for them.
         self.heads = [head for head in self.heads[:-1] if head[0] > through_seq] + self.heads[-1:]
         self.streams = {
             node_id: [head for head in heads if head.seq > through_seq] for node_id, heads in self.streams.items()
         }
-        self.position = replace(self.position, floor_seq=through_seq)
+        self.position = replace(self.position, floor_seq=through_seq, floor_chain=floor_chain)
         return count
 
 
@@ -72,6 +75,16 @@ class MemoryMirrors(MemoryAgents):
     def mirrors(self) -> list[MirrorPosition]:
         self._check_open()
         return [self._mirrors[node_id].position for node_id in sorted(self._mirrors)]
+
+    def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
+        self._check_open()
+        missing: dict[str, NamedPayload] = {}
+        for (sha256, _), payload in self._payloads.items():
+            mirror, blob = self._mirrors.get(payload.source_node_id), self.blob(sha256)
+            is_here = blob is not None and blob.complete
+            if mirror is not None and payload.seq > mirror.position.floor_seq and not is_here:
+                missing.setdefault(sha256, replace(payload, readers=()))
+        return sorted(missing.values(), key=lambda each: (each.source_node_id, each.seq))[:limit]
 
     def mirror_position(self, source_node_id: str) -> MirrorPosition | None:
         self._check_open()

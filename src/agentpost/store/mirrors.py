@@ -49,8 +49,13 @@ def keep_mirror(tx: Transaction, batch: MirrorBatch) -> None:
     database.run_many(SQL.keep_mirror_event, [(source, event.seq, event.chain, event.raw) for event in events])
     database.run_many(SQL.extend_mirror_streams, _stream_rows(database, source, events))
     database.run(SQL.keep_mirror_head, (source, batch.through_seq, batch.head, batch.signature, batch.at_ms))
-    floor_seq = at.floor_seq if at is not None and at.last_seq else batch.after_seq
-    database.run(SQL.move_mirror, (source, batch.epoch, batch.through_seq, events[-1].chain, floor_seq, batch.at_ms))
+    floor_seq, floor_chain = batch.after_seq, batch.before_chain
+    if at is not None and at.last_seq:
+        floor_seq, floor_chain = at.floor_seq, at.floor_chain
+    database.run(
+        SQL.move_mirror,
+        (source, batch.epoch, batch.through_seq, events[-1].chain, floor_seq, floor_chain, batch.at_ms),
+    )
 
 
 def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent]) -> list[Row]:
@@ -78,7 +83,7 @@ def restart_mirror(tx: Transaction, source_node_id: str, *, epoch: str, at_ms: i
         SQL.drop_mirror_stream_floors,
     ):
         tx.database.run(drop, (source_node_id,))
-    tx.database.run(SQL.move_mirror, (source_node_id, epoch, 0, CHAIN_START, 0, at_ms))
+    tx.database.run(SQL.move_mirror, (source_node_id, epoch, 0, CHAIN_START, 0, CHAIN_START, at_ms))
 
 
 def read_mirror(database: Database, source_node_id: str, consumer_node_id: str, after_seq: int) -> MirrorSlice | None:
@@ -131,11 +136,18 @@ def prune_mirror(tx: Transaction, source_node_id: str, through_seq: int) -> int:
     # Each stream keeps the chain that its next event builds on.
     for statement in (SQL.move_mirror_stream_floor, SQL.prune_mirror_stream):
         database.run_many(statement, [(source_node_id, node_id, through_seq) for node_id in readers])
+    database.run(SQL.move_mirror_floor, (through_seq, source_node_id))
     database.run(SQL.prune_mirror_events, (source_node_id, through_seq))
     database.run(SQL.prune_mirror_heads, (source_node_id, through_seq))
-    database.run(SQL.move_mirror_floor, (through_seq, source_node_id))
     return through_seq - position.floor_seq
 
 
 def _position(row: Row) -> MirrorPosition:
-    return MirrorPosition(source_node_id=row[0], epoch=row[1], last_seq=row[2], last_chain=row[3], floor_seq=row[4])
+    return MirrorPosition(
+        source_node_id=row[0],
+        epoch=row[1],
+        last_seq=row[2],
+        last_chain=row[3],
+        floor_seq=row[4],
+        floor_chain=row[5],
+    )

@@ -28,7 +28,8 @@ def floor(database: Database) -> Head:
 
 def read_outbox(database: Database, after_seq: int, *, limit: int, max_bytes: int) -> OutboxSlice:
     events = _events(database, after_seq, limit, max_bytes)
-    return OutboxSlice(after_seq=after_seq, floor_seq=floor(database).seq, events=tuple(events))
+    pruned = floor(database)
+    return OutboxSlice(after_seq=after_seq, floor_seq=pruned.seq, floor_chain=pruned.chain, events=tuple(events))
 
 
 def _events(database: Database, after_seq: int, limit: int, max_bytes: int) -> list[StoredEvent]:
@@ -49,6 +50,6 @@ def _events(database: Database, after_seq: int, limit: int, max_bytes: int) -> l
 
 
 def find_event(database: Database, event_id: EventId) -> StoredEvent | None:
-    """The latest send of an event."""
-    row = database.row(SQL.outbox_event, (event_id,))
+    """The latest send of an event. That of a dead letter is there until somebody purges it (RTY-7)."""
+    row = database.row(SQL.outbox_event, (event_id,)) or database.row(SQL.dead_letter_event, (event_id,))
     return StoredEvent(seq=row[0], chain=row[1], raw=row[2]) if row else None

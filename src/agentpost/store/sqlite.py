@@ -58,6 +58,7 @@ from agentpost.store.values import (
     MirrorBatch,
     MirrorPosition,
     MirrorSlice,
+    NamedPayload,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -88,7 +89,7 @@ class SqliteStore:
         self._closed = False
         self._agents: dict[str, LocalAgent] | None = None
         self._tail = Tail()
-        self._floors: dict[str | None, int] = {}
+        self._floors: dict[str | None, Head] = {}
         self._loop_thread: int | None = None
         self._writer = Writer(writer_database, transaction=transaction, on_failure=on_failure, on_grown=self._grew)
 
@@ -156,8 +157,8 @@ class SqliteStore:
     ) -> OutboxSlice:
         reader = self._reader()
         if may_lag and self._has_tail_after(after_seq):
-            floor_seq = self._floor(None, lambda: outbox.floor(reader).seq)
-            return self._tail.read_outbox(after_seq, floor_seq=floor_seq, limit=limit, max_bytes=max_bytes)
+            floor = self._floor(None, lambda: outbox.floor(reader))
+            return self._tail.read_outbox(after_seq, floor=floor, limit=limit, max_bytes=max_bytes)
         return outbox.read_outbox(reader, after_seq, limit=limit, max_bytes=max_bytes)
 
     def read_stream(
@@ -174,9 +175,9 @@ class SqliteStore:
             if not self._tail.knows_stream(consumer_node_id):
                 self._tail.learn_end(consumer_node_id, streams.stream_end(reader, consumer_node_id))
             if self._tail.knows_stream(consumer_node_id):
-                floor_seq = self._floor(consumer_node_id, lambda: streams.stream_floor(reader, consumer_node_id).seq)
+                floor = self._floor(consumer_node_id, lambda: streams.stream_floor(reader, consumer_node_id))
                 return self._tail.read_stream(
-                    consumer_node_id, after_seq, floor_seq=floor_seq, limit=limit, max_bytes=max_bytes
+                    consumer_node_id, after_seq, floor_seq=floor.seq, limit=limit, max_bytes=max_bytes
                 )
         return streams.read_stream(reader, consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
 
@@ -187,12 +188,12 @@ class SqliteStore:
     def _has_tail_after(self, after_seq: int) -> bool:
         return self._tail.covers(after_seq) and threading.get_ident() == self._loop_thread
 
-    def _floor(self, consumer_node_id: str | None, ask: Callable[[], int]) -> int:
+    def _floor(self, consumer_node_id: str | None, ask: Callable[[], Head]) -> Head:
         """How far the outbox, or a stream of it, was pruned; asked for once after each pruning."""
-        floor_seq = self._floors.get(consumer_node_id)
-        if floor_seq is None:
-            floor_seq = self._floors[consumer_node_id] = ask()
-        return floor_seq
+        floor = self._floors.get(consumer_node_id)
+        if floor is None:
+            floor = self._floors[consumer_node_id] = ask()
+        return floor
 
     def find_event(self, event_id: EventId) -> StoredEvent | None:
         return outbox.find_event(self._reader(), event_id)
@@ -233,6 +234,9 @@ class SqliteStore:
 
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
         return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms))
+
+    def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> "asyncio.Future[bool]":
+        return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms))
 
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error))
@@ -464,6 +468,15 @@ class SqliteStore:
 
     def drop_blob(self, sha256: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: blobs.drop_blob(tx, sha256))
+
+    def name_payloads(self, payloads: Sequence[NamedPayload]) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: blobs.name_payloads(tx, payloads))
+
+    def may_read_payload(self, sha256: str, node_id: str) -> bool:
+        return blobs.may_read_payload(self._reader(), sha256, node_id)
+
+    def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
+        return blobs.missing_payloads(self._reader(), limit)
 
     def blob(self, sha256: str) -> Blob | None:
         return blobs.blob(self._reader(), sha256)

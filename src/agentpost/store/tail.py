@@ -83,10 +83,10 @@ class Tail:
         if self._events and consumer_node_id not in self._streams and end.seq < self._events[0].seq:
             self._ends[consumer_node_id] = end
 
-    def read_outbox(self, after_seq: int, *, floor_seq: int, limit: int, max_bytes: int) -> OutboxSlice:
+    def read_outbox(self, after_seq: int, *, floor: Head, limit: int, max_bytes: int) -> OutboxSlice:
         start = after_seq + 1 - self._events[0].seq
         events = _within(self._events[start : start + limit], max_bytes)
-        return OutboxSlice(after_seq=after_seq, floor_seq=floor_seq, events=tuple(events))
+        return OutboxSlice(after_seq=after_seq, floor_seq=floor.seq, floor_chain=floor.chain, events=tuple(events))
 
     def read_stream(
         self, consumer_node_id: str, after_seq: int, *, floor_seq: int, limit: int, max_bytes: int

@@ -9,6 +9,7 @@ from agentpost.protocol.codec import Unreadable
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId, InviteId
+from agentpost.protocol.payloads import PayloadRef
 from agentpost.protocol.snapshot import NodeTier
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "MirrorEvent",
     "MirrorPosition",
     "MirrorSlice",
+    "NamedPayload",
     "Outcome",
     "OutboxSlice",
     "QuarantineEntry",
@@ -68,10 +70,12 @@ class StoredEvent(Struct, frozen=True, kw_only=True):
 
 
 class OutboxSlice(Struct, frozen=True, kw_only=True):
-    """Events after `after_seq`, in order. `floor_seq` tells how far the outbox was pruned."""
+    """Events after `after_seq`, in order. `floor_seq` tells how far the outbox was pruned, `floor_chain` is the chain
+    up to there."""
 
     after_seq: int
     floor_seq: int
+    floor_chain: bytes
     events: tuple[StoredEvent, ...]
 
 
@@ -221,6 +225,27 @@ class Subscriber(Struct, frozen=True, kw_only=True):
     lease_expires_at_ms: int
 
 
+class NamedPayload(Struct, frozen=True, kw_only=True):
+    """A payload that an event speaks of, and who may read it (PIPE-5). `seq` is 0 for an event of this gateway."""
+
+    sha256: str
+    source_node_id: str
+    size_bytes: int
+    seq: int = 0
+    readers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, ref: PayloadRef, source_node_id: str, *, seq: int = 0) -> "NamedPayload":
+        """The gateways that have a key to it may fetch it."""
+        return cls(
+            sha256=ref.sha256,
+            source_node_id=source_node_id,
+            size_bytes=ref.size_bytes,
+            seq=seq,
+            readers=tuple(ref.keys),
+        )
+
+
 class MirrorEvent(Struct, frozen=True, kw_only=True):
     """An event of another node's outbox; `chain` is that of the whole outbox up to and with it."""
 
@@ -231,7 +256,10 @@ class MirrorEvent(Struct, frozen=True, kw_only=True):
 
 
 class MirrorBatch(Struct, frozen=True, kw_only=True):
-    """All events of an outbox after `after_seq` through `through_seq`, and the head that its owner signed for them."""
+    """All events of an outbox after `after_seq` through `through_seq`, and the head that its owner signed for them.
+
+    `before_chain` is what the first of them builds on.
+    """
 
     source_node_id: str
     epoch: str
@@ -241,16 +269,19 @@ class MirrorBatch(Struct, frozen=True, kw_only=True):
     head: bytes
     signature: bytes
     at_ms: int
+    before_chain: bytes = CHAIN_START
 
 
 class MirrorPosition(Struct, frozen=True, kw_only=True):
-    """How far an outbox is mirrored here, and how far its mirror was pruned."""
+    """How far an outbox is mirrored here, and how far its mirror was pruned. `floor_chain` is what its first event
+    builds on."""
 
     source_node_id: str
     epoch: str
     last_seq: int
     last_chain: bytes
     floor_seq: int
+    floor_chain: bytes = CHAIN_START
 
 
 class MirrorSlice(Struct, frozen=True, kw_only=True):

@@ -78,6 +78,37 @@ def bench_flat_command(
     _print_metrics("flat", metrics, output)
 
 
+@bench_app.command("crowd", epilog="Example: [bold]agentpost bench crowd --gateways 5 --rate 100[/bold]")
+def bench_crowd_command(
+    gateways: Annotated[int, typer.Option("--gateways", min=2, help="Gateways, each a process.")] = 20,
+    agents: Annotated[int, typer.Option("--agents", min=2, help="Agents of all gateways together.")] = 200,
+    rate: Annotated[float, typer.Option("--rate", min=1, help="Messages a second, of all together.")] = 500,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="For how long they write.")] = 20,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Every agent writes to every other, on many gateways: how long delivery takes. Needs 100 MB for each gateway."""
+    from agentpost.bench.crowd import bench_crowd
+
+    if agents < gateways:
+        raise typer.BadParameter("each gateway needs an agent", param_hint="--agents")
+    metrics = bench_crowd(gateways=gateways, agents=agents, rate=rate, seconds=seconds, say=say)
+    _print_metrics("crowd", metrics, output)
+
+
+@bench_app.command("idle", epilog="Example: [bold]agentpost bench idle --gateways 3 --seconds 60[/bold]")
+def bench_idle_command(
+    gateways: Annotated[
+        list[int] | None, typer.Option("--gateways", min=2, help="Gateways of the mesh; can be given several times.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="For how long they are watched.")] = 30,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What a gateway costs that is joined to a mesh and has nothing to do: processor and memory. Linux only."""
+    from agentpost.bench.idle import bench_idle
+
+    _print_metrics("idle", bench_idle(meshes=gateways or [3, 20], seconds=seconds, say=say), output)
+
+
 def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
     if output is Format.JSON:
         print_json(metrics)

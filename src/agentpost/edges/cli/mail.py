@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of mail to the command line."""
     app.command(epilog='Example: [bold]agentpost send --from architect --to builder "Build it, please."[/bold]')(send)
     app.command(epilog="Example: [bold]agentpost inbox builder --open[/bold]")(inbox)
+    app.command(epilog="Example: [bold]agentpost fetch builder --wait 60s -o json[/bold]")(fetch)
     app.command(epilog="Example: [bold]agentpost read evt_01K… --agent builder[/bold]")(read)
     app.command(epilog='Example: [bold]agentpost reply evt_01K… --agent builder "It is built."[/bold]')(reply)
     app.command(epilog="Example: [bold]agentpost show evt_01K…[/bold]")(show)
@@ -117,6 +118,39 @@ def inbox(
         for line in lines
     ]
     print_table(f"Inbox of {name}", ("", "event", "from", "subject", "state", "came"), rows)
+
+
+def fetch(
+    agent: Annotated[str | None, typer.Argument(help="The agent; the only one here without it.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=256, help="How many at most.")] = 1,
+    wait: Annotated[
+        str | None, typer.Option("--wait", "-w", help="Wait so long for mail, as 60s; exit 5 if none comes.")
+    ] = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Fetch mail for an agent that pulls: it is the caller's until it is answered, or until the lease is over."""
+    patience = 0 if wait is None else seconds_of(wait, field="wait")
+    # The gateway keeps its word a little late; the line must not be cut before that.
+    client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
+    name = agent or _only_agent(client)
+    body = {"limit": limit, "waitSeconds": patience}
+    fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
+    if output is Format.JSON:
+        print_json(fetched)
+    for engagement in fetched if output is Format.TEXT else ():
+        content: dict[str, Any] = engagement.get("content", {})
+        sender = f"{engagement['fromAgentId']}@{engagement['fromNodeId']}"
+        stdout.print(f"[bold]{engagement['eventId']}[/bold] from {escape(sender)}", highlight=False)
+        for text in (content.get("subject"), content.get("body")):
+            if text:
+                stdout.print(escape(text), highlight=False)
+    if not fetched:
+        if wait is not None:
+            stderr.print(f"nothing came for {escape(name)} within {wait}", highlight=False)
+            raise typer.Exit(5)
+        if output is Format.TEXT:
+            stdout.print(f"nothing for {escape(name)}", highlight=False)
 
 
 def read(

@@ -46,7 +46,10 @@ class KnownAgent(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Fetch(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """With `wait_seconds` the answer comes with the first mail, or empty when the time is over."""
+
     limit: int = 1
+    wait_seconds: float = 0
 
 
 class Settle(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -109,7 +112,7 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     @post("/ansible/agents/{agent_id:str}/fetch", status_code=200, summary="Fetch mail", tags=["pull"])
     async def fetch(agent_id: str, data: Annotated[Fetch, Body()]) -> list[Engagement]:
         """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over."""
-        return await engine.pull.fetch(agent_id, data.limit)
+        return await engine.pull.fetch(agent_id, data.limit, wait_seconds=data.wait_seconds)
 
     @post(
         "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/settle", status_code=200, summary="Settle", tags=["pull"]
@@ -124,7 +127,7 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     )
     async def extend(agent_id: str, event_id: str, data: Annotated[Extend, Body()]) -> dict[str, float]:
         """Keep a message that was fetched for longer."""
-        engine.pull.extend(EventId(event_id), agent_id, seconds=data.seconds)
+        await engine.pull.extend(EventId(event_id), agent_id, seconds=data.seconds)
         return {"seconds": data.seconds}
 
     return [agents, add, remove, pause, resume, directory, fetch, settle, extend]

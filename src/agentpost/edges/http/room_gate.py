@@ -132,6 +132,11 @@ class RoomConnection:
             await send({"type": "websocket.close", "code": code, "reason": refusal.code.value if refusal else ""})
 
     async def _read(self, receive: Receive, send: Send, lock: asyncio.Lock) -> None:
+        # A peer that has gone while it was written to is no failure.
+        with contextlib.suppress(OSError):
+            await self._converse(receive, send, lock)
+
+    async def _converse(self, receive: Receive, send: Send, lock: asyncio.Lock) -> None:
         async with lock:
             await _send_all(send, self._session.start())
         while (message := await receive())["type"] == "websocket.receive":
@@ -147,11 +152,12 @@ class RoomConnection:
                 await _send_all(send, answers)
 
     async def _write(self, send: Send, lock: asyncio.Lock) -> None:
-        while self._cut is None and self._session.refusal is None:
-            await self._wake.wait()
-            self._wake.clear()
-            async with lock:
-                await _send_all(send, self._session.frames_to_send())
+        with contextlib.suppress(OSError):
+            while self._cut is None and self._session.refusal is None:
+                await self._wake.wait()
+                self._wake.clear()
+                async with lock:
+                    await _send_all(send, self._session.frames_to_send())
 
 
 async def _send_all(send: Send, frames: list[bytes]) -> None:

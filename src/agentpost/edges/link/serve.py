@@ -20,6 +20,7 @@ __all__ = ["LINK_PATH", "LinkDoor"]
 LINK_PATH: Final = "/ansible/link"
 _POLICY_VIOLATION: Final = 1008
 _GOING_AWAY: Final = 1001
+_TOO_LARGE: Final = 1009
 
 
 class LinkDoor:
@@ -52,3 +53,5 @@ async def _frames(receive: Receive) -> AsyncIterator[bytes]:
         if frame is None:
             raise Refusal(Code.MALFORMED, "frames of a link are binary")
         yield frame
+    if message["type"] == "websocket.disconnect" and message["code"] == _TOO_LARGE:
+        raise Refusal(Code.TOO_LARGE, "a frame so large that it was not read")

@@ -39,6 +39,11 @@ FROM ledger INDEXED BY ledger_open WHERE state = 'engaged' AND settled_at_ms IS 
 UPDATE ledger SET state = 'engaged', attempts = attempts + 1, engaged_at_ms = ?
 WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 
+-- name: extend_lease
+-- What is with an agent is not due: there the time says until when it may stay.
+UPDATE ledger SET due_at_ms = max(due_at_ms, ?)
+WHERE event_id = ? AND to_agent_id = ? AND state = 'engaged' AND settled_at_ms IS NULL
+
 -- name: postpone
 UPDATE ledger SET state = 'queued', due_at_ms = ?, error = ?
 WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL

@@ -1,14 +1,15 @@
 -- name: mirrors
-SELECT source_node_id, epoch, last_seq, last_chain, floor_seq FROM mirrors ORDER BY source_node_id
+SELECT source_node_id, epoch, last_seq, last_chain, floor_seq, floor_chain FROM mirrors ORDER BY source_node_id
 
 -- name: mirror
-SELECT source_node_id, epoch, last_seq, last_chain, floor_seq FROM mirrors WHERE source_node_id = ?
+SELECT source_node_id, epoch, last_seq, last_chain, floor_seq, floor_chain FROM mirrors WHERE source_node_id = ?
 
 -- name: move_mirror
-INSERT INTO mirrors (source_node_id, epoch, last_seq, last_chain, floor_seq, updated_at_ms) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO mirrors (source_node_id, epoch, last_seq, last_chain, floor_seq, floor_chain, updated_at_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (source_node_id) DO UPDATE
 SET epoch = excluded.epoch, last_seq = excluded.last_seq, last_chain = excluded.last_chain,
-  floor_seq = excluded.floor_seq, updated_at_ms = excluded.updated_at_ms
+  floor_seq = excluded.floor_seq, floor_chain = excluded.floor_chain, updated_at_ms = excluded.updated_at_ms
 
 -- name: keep_mirror_event
 INSERT INTO mirror_events (source_node_id, seq, chain, body) VALUES (?, ?, ?, ?)
@@ -71,7 +72,10 @@ DELETE FROM mirror_heads
 WHERE source_node_id = ?1 AND seq <= ?2 AND seq < (SELECT max(seq) FROM mirror_heads WHERE source_node_id = ?1)
 
 -- name: move_mirror_floor
-UPDATE mirrors SET floor_seq = ? WHERE source_node_id = ?
+-- Before the events go: the last of them has the chain that the next one builds on.
+UPDATE mirrors SET floor_seq = ?1,
+  floor_chain = (SELECT chain FROM mirror_events WHERE source_node_id = ?2 AND seq = ?1)
+WHERE source_node_id = ?2
 
 -- name: drop_mirror_events
 DELETE FROM mirror_events WHERE source_node_id = ?

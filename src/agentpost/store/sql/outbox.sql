@@ -15,6 +15,18 @@ SELECT chain FROM outbox WHERE seq = ?
 -- name: outbox_event
 SELECT seq, chain, body FROM outbox WHERE event_id = ? ORDER BY seq DESC LIMIT 1
 
+-- name: dead_letter_event
+SELECT seq, chain, body FROM dead_letter_events WHERE event_id = ?
+
+-- name: keep_dead_letter_events
+INSERT OR REPLACE INTO dead_letter_events (event_id, seq, chain, body)
+SELECT event_id, seq, chain, body FROM outbox
+WHERE seq > ? AND seq <= ? AND event_id IN (SELECT event_id FROM deliveries WHERE state = 'DeadLetter')
+ORDER BY seq
+
+-- name: forget_dead_letter_events
+DELETE FROM dead_letter_events WHERE event_id NOT IN (SELECT event_id FROM deliveries WHERE state = 'DeadLetter')
+
 -- name: prune_outbox
 DELETE FROM outbox WHERE seq <= ?
 
