@@ -4,7 +4,8 @@ What is fetched is the agent's for the time of a lease. If it has neither settle
 fetched again, as the next attempt: a pulling agent that crashes is thereby made up for, and `event_id` is its key to
 notice a repeat. Whoever settles first has settled; a later word changes nothing.
 
-Extensions are kept in memory. After a restart of the gateway a lease counts from the fetch again.
+Leases are kept in memory, by a clock that nobody sets. After a restart of the gateway a lease counts from the fetch
+again, by the time of day.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ class Pull:
         self._store = store
         self._turns = turns
         self._clock = clock
-        self._extended: dict[tuple[EventId, str], int] = {}
+        # When each lease is over, in monotonic milliseconds.
+        self._leases: dict[tuple[EventId, str], int] = {}
         self._taking: set[tuple[EventId, str]] = set()
 
     async def fetch(self, agent_id: str, limit: int = 1) -> list[Engagement]:
@@ -51,7 +53,7 @@ class Pull:
         while len(fetched) < limit:
             page = self._store.backlog(agent_id, after_inbox_seq=read_through, limit=_PAGE)
             free = [item for item in page if self._is_free(item.entry, agent)][: limit - len(fetched)]
-            fetched += await self._take(free)
+            fetched += await self._take(free, agent)
             if len(page) < _PAGE:
                 break
             # What could not be handed over leaves room; the search goes on behind the last one that was looked at.
@@ -64,7 +66,7 @@ class Pull:
         if item.entry.state is LedgerState.SETTLED:
             return False
         event = decode_event(item.raw)
-        self._extended.pop((event_id, agent_id), None)
+        self._leases.pop((event_id, agent_id), None)
         due_at_ms = self._turns.retry_at_ms(result, attempt=item.entry.attempts)
         if due_at_ms is None:
             return await self._turns.end(event, agent_id, result)
@@ -78,18 +80,17 @@ class Pull:
             raise Refusal(
                 Code.INVALID_FIELD, f"seconds must be above 0, {_LONGEST_LEASE_SECONDS:.0f} at most", field="seconds"
             )
-        now_ms = self._clock.now_ms()
-        if item.entry.state is LedgerState.SETTLED or self._lease_over_at_ms(item.entry, agent) <= now_ms:
+        if item.entry.state is LedgerState.SETTLED or self._is_lease_over(item.entry, agent):
             raise Refusal(
                 Code.INVALID_TRANSITION,
                 f"{event_id} is not with {agent_id} any more",
                 hint="Fetch again; if the work is done, settle it: the first outcome counts.",
             )
-        over_at_ms = now_ms + round(seconds * 1000)
-        self._extended[event_id, agent_id] = over_at_ms
-        return over_at_ms
+        lease_ms = round(seconds * 1000)
+        self._leases[event_id, agent_id] = self._clock.monotonic_ms() + lease_ms
+        return self._clock.now_ms() + lease_ms
 
-    async def _take(self, items: list[BacklogItem]) -> list[Engagement]:
+    async def _take(self, items: list[BacklogItem], agent: LocalAgent) -> list[Engagement]:
         """Record the attempts, all in one commit. Nobody else who fetches meanwhile gets the same."""
         pairs = [(item.entry.event_id, item.entry.to_agent_id) for item in items]
         self._taking.update(pairs)
@@ -97,11 +98,13 @@ class Pull:
             begun = await asyncio.gather(*(self._begin(item) for item in items))
         finally:
             self._taking.difference_update(pairs)
-        return [turn.engagement for turn in begun if isinstance(turn, Begun)]
+        fetched = [turn.engagement for turn in begun if isinstance(turn, Begun)]
+        over_at_ms = self._clock.monotonic_ms() + _lease_ms(agent)
+        self._leases.update(((each.event_id, each.to_agent_id), over_at_ms) for each in fetched)
+        return fetched
 
     def _begin(self, item: BacklogItem) -> Awaitable[Begun | Held]:
         entry = item.entry
-        self._extended.pop((entry.event_id, entry.to_agent_id), None)
         error = entry.error
         if entry.state is LedgerState.ENGAGED:
             error = "the agent fetched it and did not settle it in time"
@@ -110,19 +113,15 @@ class Pull:
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
         if (entry.event_id, entry.to_agent_id) in self._taking:
             return False
-        now_ms = self._clock.now_ms()
         if entry.state is LedgerState.ENGAGED:
-            return self._lease_over_at_ms(entry, agent) <= now_ms
-        return entry.due_at_ms <= now_ms
+            return self._is_lease_over(entry, agent)
+        return entry.due_at_ms <= self._clock.now_ms()
 
-    def _lease_over_at_ms(self, entry: LedgerEntry, agent: LocalAgent) -> int:
-        extended = self._extended.get((entry.event_id, entry.to_agent_id))
-        if extended is not None:
-            return extended
-        # As people write options: in either spelling, and perhaps as text. They were checked when the agent was added.
-        options = agent.options
-        lease_seconds: Any = options.get("leaseSeconds", options.get("lease_seconds", LEASE_SECONDS))
-        return (entry.engaged_at_ms or 0) + round(float(lease_seconds) * 1000)
+    def _is_lease_over(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
+        over_at_ms = self._leases.get((entry.event_id, entry.to_agent_id))
+        if over_at_ms is not None:
+            return over_at_ms <= self._clock.monotonic_ms()
+        return (entry.engaged_at_ms or 0) + _lease_ms(agent) <= self._clock.now_ms()
 
     def _expect_agent(self, agent_id: str) -> LocalAgent:
         agent = self._store.local_agent(agent_id)
@@ -146,3 +145,9 @@ class Pull:
                 Code.INVALID_TRANSITION, f"{event_id} is not with {agent_id}: it was not fetched, or was given back"
             )
         return item
+
+
+def _lease_ms(agent: LocalAgent) -> int:
+    # As people write options: in either spelling, and perhaps as text. They were checked when the agent was added.
+    seconds: Any = agent.options.get("leaseSeconds", agent.options.get("lease_seconds", LEASE_SECONDS))
+    return round(float(seconds) * 1000)
