@@ -44,6 +44,7 @@ class Proxy:
         self.dialled = 0
         self._target_port = target_port
         self._connections: set[_Connection] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -89,8 +90,9 @@ class Proxy:
 
     async def _stop(self) -> None:
         self._server.close()
-        await self._cut()
-        await asyncio.sleep(0)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _set_gates(self, directions: tuple[str, ...], *, is_open: bool) -> None:
         for direction in directions:
@@ -109,6 +111,9 @@ class Proxy:
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self.dialled += 1
+        if (task := asyncio.current_task()) is not None:
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
         try:
             server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
