@@ -14,7 +14,7 @@ from agentpost.delivery.fetch import BlobFetcher
 from agentpost.delivery.intake import Intake
 from agentpost.delivery.link import Key, LinkSession
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.mirror import MirrorKeeper, choose
+from agentpost.delivery.mirror import MirrorKeeper, choose, missing_payloads
 from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.reader import OwnReader, StreamReader
@@ -77,6 +77,9 @@ class LinkHub:
         """Begin with what is here already: local mail, and payloads that were not all fetched."""
         self.own.start()
         self.fetcher.want_backlog()
+        if self._is_mirror:
+            # Readers come for them to nobody else: without this, what a crash cut off would stay away for good.
+            self.fetcher.want(missing_payloads(self.store))
 
     async def close(self) -> None:
         for session in self.sessions:

@@ -22,7 +22,7 @@ from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, MirrorBatch, MirrorEvent, MirrorPosition
 from agentpost.world import Clock
 
-__all__ = ["MirrorKeeper", "choose"]
+__all__ = ["MirrorKeeper", "choose", "missing_payloads"]
 
 
 class _Outline(Struct, rename="camel", gc=False):
@@ -173,6 +173,23 @@ class MirrorKeeper:
 
     def _broken(self, problem: str) -> Refusal:
         return Refusal(Code.CONFLICT, f"the outbox of {self.source_node_id}: {problem}", field="events")
+
+
+def missing_payloads(store: Store) -> list[NewBlob]:
+    """The payloads of mirrored events that are not here, or not all of them: a crash came before they did."""
+    missing: dict[str, NewBlob] = {}
+    for mirror in store.mirrors():
+        source, after_seq = mirror.source_node_id, mirror.floor_seq
+        while (part := store.read_whole_mirror(source, after_seq)) is not None and part.events:
+            after_seq = part.through_seq
+            for outline in (_read_outline(event.raw) for event in part.events):
+                ref = None if outline is None else outline.payload_ref
+                if ref is None or ref.sha256 in missing:
+                    continue
+                kept = store.blob(ref.sha256)
+                if kept is None or not kept.complete:
+                    missing[ref.sha256] = NewBlob(source_node_id=source, ref=ref)
+    return list(missing.values())
 
 
 def _read_outline(raw: bytes) -> _Outline | None:
