@@ -1,5 +1,6 @@
 """The time of day is set by an hour, ahead and back, at sender, receiver and seed, with mail and leases under way."""
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ from tests.edges.meshing import eventually
 from tests.processes.machines import FaultyMachine, faulty_mesh, is_over
 
 HOUR_MS = 3_600_000
+IN_LONG = pytest.mark.skipif("AGENTPOST_TEST_ROUNDS" not in os.environ, reason="`make test-long` runs it")
 # Fails the first time it is asked for something, and counts from then on.
 _SECOND_TIME_LUCKY = """
 import json, os, pathlib, sys
@@ -36,8 +38,17 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 
 @pytest.mark.req("RTY-3", "RTY-4", "ENV-7", "AUTH-4")
-@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS], ids=["ahead", "back"])
-@pytest.mark.parametrize("who", ["seed", "sender", "receiver"])
+@pytest.mark.parametrize(
+    ("who", "step_ms"),
+    [
+        ("seed", HOUR_MS),
+        ("sender", HOUR_MS),
+        ("receiver", -HOUR_MS),
+        pytest.param("seed", -HOUR_MS, marks=IN_LONG),
+        pytest.param("sender", -HOUR_MS, marks=IN_LONG),
+        pytest.param("receiver", HOUR_MS, marks=IN_LONG),
+    ],
+)
 def test_setting_a_clock_by_an_hour_loses_doubles_and_expires_nothing(
     machines: Machines, who: str, step_ms: int
 ) -> None:

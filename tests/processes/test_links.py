@@ -14,6 +14,7 @@ from tests.processes.machines import FaultyMachine, faulty_mesh, is_over
 from tests.processes.proxy import DOWN, UP, Meddle
 
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
+IN_LONG = pytest.mark.skipif(ROUNDS == 1, reason="`make test-long` runs it")
 # How long a half-open link may go unnoticed at most, dialling anew included, with the waits that people have.
 _NOTICED_SECONDS = 90
 
@@ -62,7 +63,7 @@ def test_links_that_are_cut_again_and_again_lose_and_double_nothing(post: Post) 
 
 
 @pytest.mark.req("CUR-1", "RTY-3")
-@pytest.mark.parametrize("who", ["sender", "lab"])
+@pytest.mark.parametrize("who", ["lab", pytest.param("sender", marks=IN_LONG)])
 def test_a_half_open_link_is_noticed_and_dialled_anew(post: Post, who: str) -> None:
     """A connection that went silent without a word is given up by both ends, and the mail takes the next one."""
     machine: FaultyMachine = getattr(post, who)
@@ -76,8 +77,15 @@ def test_a_half_open_link_is_noticed_and_dialled_anew(post: Post, who: str) -> N
 
 
 @pytest.mark.req("CUR-1", "RTY-3", "ACK-2")
-@pytest.mark.parametrize("direction", [UP, DOWN])
-@pytest.mark.parametrize("who", ["sender", "lab"])
+@pytest.mark.parametrize(
+    ("who", "direction"),
+    [
+        ("lab", UP),
+        ("sender", UP),
+        pytest.param("lab", DOWN, marks=IN_LONG),
+        pytest.param("sender", DOWN, marks=IN_LONG),
+    ],
+)
 def test_a_link_that_loses_one_direction_delays_and_doubles_nothing(post: Post, who: str, direction: str) -> None:
     """Mail goes out and no answer comes, or the other way round; when the link is whole, each message came once."""
     machine: FaultyMachine = getattr(post, who)
@@ -139,8 +147,10 @@ def test_a_slow_link_is_only_slow(post: Post) -> None:
 
 
 @pytest.mark.req("CUR-1", "RTY-3")
-@pytest.mark.skipif(ROUNDS == 1, reason="takes as long as people wait; `make test-long` runs it")
-@pytest.mark.parametrize("break_link", [lambda lab: lab.proxy.abandon(), lambda lab: lab.proxy.hold()], ids=["half", "held"])
+@IN_LONG
+@pytest.mark.parametrize(
+    "break_link", [lambda lab: lab.proxy.abandon(), lambda lab: lab.proxy.hold()], ids=["half open", "held"]
+)
 def test_with_the_waits_that_people_have_a_silent_link_is_noticed_in_time(
     tmp_path: Path, break_link: Callable[[FaultyMachine], None]
 ) -> None:
