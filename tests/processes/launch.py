@@ -1,12 +1,15 @@
-"""The gateway's own command with two differences: its clock can be set, and it waits for less long.
+"""The gateway's own command with a few differences: its clock can be set, it waits for less long, and can die at a named point.
 
 `python -m tests.processes.launch up …` is `agentpost up …`. AGENTPOST_TEST_CLOCK names a file with the milliseconds
 that the time of day is off; it is read whenever somebody asks for the time. AGENTPOST_TEST_QUICK shortens how long
-silence has to last before something is done about it. Nothing else is different.
+silence has to last before something is done about it. AGENTPOST_TEST_DIE_AT is a point of tests/faults/points.py at
+which the process kills itself, as `kill -9` would. Nothing else is different.
 """
 
 import functools
 import os
+import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import uvicorn
 from websockets.asyncio.client import connect
 
 from agentpost.delivery import link, retry
+from agentpost.delivery.frames import decode_frame
 from agentpost.edges import seed_link
 from agentpost.edges.cli import gateway as command
 from agentpost.edges.cli.main import main
@@ -22,7 +26,9 @@ from agentpost.edges.link import carry, dial
 from agentpost.protocol import routing
 from agentpost.protocol.backoff import RetryPolicy
 from agentpost.room import host
+from agentpost.store.sqlite import SqliteStore
 from agentpost.world import SystemClock
+from tests.faults.points import COMMITS, FRAMES
 
 # Seconds. A beat is heard, or silence noticed, within a few of them, on a machine that is busy with other tests too.
 BEAT, STALE, PING, SILENT = 0.5, 4.0, 1.0, 5.0
@@ -59,6 +65,46 @@ def shorten_waits() -> None:
         setattr(module, name, value)
 
 
+def die_at(point: str) -> None:
+    """Die when the process comes by this point for the first time."""
+    kind, name, when = point.split(":")
+    if kind == "commit":
+        assert name in COMMITS, point
+        setattr(SqliteStore, name, _dying(getattr(SqliteStore, name), when))
+        return
+    assert (kind, name in FRAMES) == ("send", True), point
+    write = carry.LinkConnection._write
+
+    def dying_write(self: carry.LinkConnection, send: Callable[[bytes], Awaitable[None]]) -> Awaitable[None]:
+        async def dying_send(frame: bytes) -> None:
+            is_it = decode_frame(frame).__struct_config__.tag == name
+            if is_it and when == "before":
+                _die()
+            await send(frame)
+            if is_it:
+                _die()
+
+        return write(self, dying_send)
+
+    carry.LinkConnection._write = dying_write
+
+
+def _dying(operation: Callable[..., Any], when: str) -> Callable[..., Any]:
+    def dying(*args: Any, **named: Any) -> Any:
+        if when == "before":
+            _die()
+        committed = operation(*args, **named)
+        # The first to hear, before whoever asked for it.
+        committed.add_done_callback(lambda _: _die())
+        return committed
+
+    return dying
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class _Uvicorn:
     Server = uvicorn.Server
 
@@ -72,4 +118,6 @@ if __name__ == "__main__":
         shorten_waits()
     if "AGENTPOST_TEST_CLOCK" in os.environ:
         command.SystemClock = SteppedClock
+    if "AGENTPOST_TEST_DIE_AT" in os.environ:
+        die_at(os.environ["AGENTPOST_TEST_DIE_AT"])
     main()

@@ -3,22 +3,19 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tests.edges.mailing import Machine
-from tests.edges.meshing import eventually, invite
-from tests.edges.running import TIMEOUT_SECONDS, RunningGateway, running_gateway
+from tests.edges.meshing import invite
+from tests.edges.running import RunningGateway, running_gateway
 from tests.processes.proxy import Proxy
 
 __all__ = ["FaultyMachine", "Mesh", "faulty_mesh", "is_over", "is_unclear"]
 
 SEED: Final = "vps-jane"
-_ROOT: Final = Path(__file__).parents[2]
 _WAITS: Final = """
 [delivery]
 accepted_ack_timeout_seconds = 2
@@ -50,7 +47,9 @@ class FaultyMachine(Machine):
         (self.home / "agentpost.toml").write_text(_WAITS)
         (self.home / "agentpost.toml").chmod(0o600)
 
-    def start(self) -> None:
+    def start(self, *, die_at: str | None = None) -> None:
+        """Start it, to die by itself where it first comes by a named point, if one is given."""
+        dies = {} if die_at is None else {"AGENTPOST_TEST_DIE_AT": die_at}
         launched = running_gateway(
             self.home,
             *self._words,
@@ -58,13 +57,16 @@ class FaultyMachine(Machine):
             tier=self.tier,
             listen=self._listen,
             module="tests.processes.launch",
-            environment=self._environment,
+            environment={**self._environment, **dies},
         )
         self.gateway: RunningGateway = self._stack.enter_context(launched)
         self._listen = self.gateway.url.removeprefix("http://")
 
     def kill(self) -> None:
         self.gateway.end(signal.SIGKILL)
+
+    def has_died(self) -> bool:
+        return self.gateway.process.poll() is not None
 
     def pause(self) -> None:
         """The process stands still, as in a suspended machine; its connections stay as they are."""
@@ -123,9 +125,6 @@ class Mesh:
         for machine in self.machines:
             machine.stop()
         self._stack.close()
-
-    def logs(self) -> str:
-        return "\n".join(f"== {each.node}\n{each.gateway.log}" for each in self.machines)
 
 
 @contextmanager
