@@ -1,8 +1,8 @@
 """Three whole engines on disks that lose power, and the lives of messages between them.
 
-The gateways are real but for their sockets: store, links, dispatch, timers. Each can die at a named point (`points.py`):
-from then on it writes, sends and engages nothing; what it had not synced is gone; it is opened again on what is left,
-and linked anew. Agents and people outlive their gateways.
+The gateways are real but for their sockets: store, links, dispatch, timers. Each can die at a named point
+(`points.py`): from then on it writes, sends and engages nothing; what it had not synced is gone; it is opened again on
+what is left, and linked anew. Agents and people outlive their gateways.
 """
 
 import asyncio

@@ -42,9 +42,7 @@ async def send(mesh: Mesh, to: str, *, body: str = "hello", ttl_ms: int | None =
     while not letter.event_id:
         sender, tried = mesh.nodes[SENDER], list[EventId]()
         expires_at = None if ttl_ms is None else format_ms(mesh.clock.now_ms() + ttl_ms)
-        request = SendRequest(
-            source_agent_id="ada", to_agents=(to,), content=Content(body=body), expires_at=expires_at
-        )
+        request = SendRequest(source_agent_id="ada", to_agents=(to,), content=Content(body=body), expires_at=expires_at)
 
         async def publish(request: SendRequest = request, tried: list[EventId] = tried) -> None:
             await mesh.nodes[SENDER].engine.publisher.send(request, before=lambda event_id, _: tried.append(event_id))
@@ -174,7 +172,7 @@ LIVES: dict[str, Callable[[Mesh], Awaitable[None]]] = {
 
 
 async def live(life: str, folder: Path, cut: Cut | None = None) -> Mesh:
-    folder.mkdir()
+    folder.mkdir()  # noqa: ASYNC240 - nothing else runs yet
     mesh = Mesh(folder, cut=cut, bob=Bob())
     try:
         await LIVES[life](mesh)
@@ -210,9 +208,7 @@ async def test_a_gateway_that_dies_at_any_named_point_loses_and_doubles_nothing(
 async def points_before(life: str, who: str, folder: Path) -> set[str]:
     """The points at which the lives before this one die already. `make test-long` has each of them die at all."""
     before = list(LIVES)[: list(LIVES).index(life)]
-    return {
-        point for each in before for at, point in (await live(each, folder / f"before-{each}")).hits if at == who
-    }
+    return {point for each in before for at, point in (await live(each, folder / f"before-{each}")).hits if at == who}
 
 
 @pytest.mark.req("PIPE-3")

@@ -1,4 +1,4 @@
-"""The gateway's own command with a few differences: its clock can be set, it waits for less long, and can die at a named point.
+"""The gateway's own command, with a clock that can be set, shorter waits, and points at which it dies.
 
 `python -m tests.processes.launch up …` is `agentpost up …`. AGENTPOST_TEST_CLOCK names a file with the milliseconds
 that the time of day is off; it is read whenever somebody asks for the time. AGENTPOST_TEST_QUICK shortens how long

@@ -87,7 +87,9 @@ class FaultyMachine(Machine):
         return [each["subject"] for each in found if each["kind"] == kind]
 
     def sees(self, agent_id: str, *, online: bool) -> bool:
-        return any(each["agentId"] == agent_id and each["isOnline"] is online for each in self.get("/ansible/directory"))
+        return any(
+            each["agentId"] == agent_id and each["isOnline"] is online for each in self.get("/ansible/directory")
+        )
 
     def delivery(self, event_id: str) -> dict[str, Any]:
         (found,) = self.get(f"/ansible/messages/{event_id}")["deliveries"]
@@ -129,7 +131,7 @@ class Mesh:
 
 @contextmanager
 def faulty_mesh(folder: Path, *nodes: str, is_quick: bool = True) -> Iterator[tuple[FaultyMachine, ...]]:
-    """The seed and these machines, joined. `architect` is at the first of them, who sends; agents are added by tests."""
+    """The seed and these machines, joined. `architect` is at the first of them; tests add the other agents."""
     mesh = Mesh(folder, is_quick=is_quick)
     try:
         mesh.begin()

@@ -86,7 +86,7 @@ class Proxy:
         self._gates = {UP: asyncio.Event(), DOWN: asyncio.Event()}
         await self._set_gates((UP, DOWN), is_open=True)
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _stop(self) -> None:
         self._server.close()

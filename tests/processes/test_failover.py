@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentpost.protocol.errors import Refusal
 from tests.edges.meshing import eventually
 from tests.processes.machines import FaultyMachine, faulty_mesh, is_over
 from tests.processes.proxy import UP
@@ -30,7 +31,7 @@ class Failover:
         # The room says who may; until it has come, the agent is refused.
         try:
             self.stand_in.add_counting_agent("builder")
-        except Exception:
+        except Refusal:
             return False
         return True
 
@@ -139,7 +140,7 @@ def test_what_is_sent_while_the_owner_is_silent_is_the_stand_ins_alone(failover:
 
 @pytest.mark.req("ROUTE-2")
 def test_an_agent_that_may_be_engaged_twice_does_not_wait_for_its_owner(failover: Failover) -> None:
-    """With `failover: at_least_once` the stand-in gets what the silent owner may have, too: never lost, perhaps twice."""
+    """With `failover: at_least_once` the stand-in gets what the silent owner may have: never lost, perhaps twice."""
     failover.owner_is(online=True)
     failover.name_stand_in("at_least_once")
     failover.owner.proxy.hold()

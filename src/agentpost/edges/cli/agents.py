@@ -124,8 +124,8 @@ def stand_ins(
         Failover,
         typer.Option(
             "--failover",
-            help="What becomes of mail that the silent gateway may have taken: wait for it, or at_least_once: hand it to "
-            "a stand-in although the agent may get it twice.",
+            help="What becomes of mail that the silent gateway may have taken: it waits, or goes to a stand-in at the "
+            "risk that the agent gets it twice.",
         ),
     ] = Failover.WAIT,
     home: HomeOption = None,
