@@ -52,7 +52,7 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 test: check .tools/yjs/.ready ## everything that must be green, `check` included
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test
+test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
 	@AGENTPOST_TEST_ROUNDS=20 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 format: $(VENV)/.dev ## let ruff tidy the code

@@ -4,7 +4,7 @@ import pytest
 
 from agentpost.delivery.agents import LocalAgents, shown_options
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.snapshot import AgentStatus
+from agentpost.protocol.snapshot import AgentStatus, Failover
 from agentpost.room.directory import RoomDirectory
 from agentpost.room.document import Room
 from agentpost.store.values import LocalAgent
@@ -153,3 +153,33 @@ def test_a_list_shows_no_secrets() -> None:
         created_at_ms=START_MS,
     )
     assert shown_options(agent) == {"url": "http://host/", "secret": "***", "headers": "***"}
+
+
+@pytest.mark.req("ROUTE-2")
+async def test_an_agent_is_taken_in_for_another_gateway_only_where_its_owner_says_so(home: Home) -> None:
+    """A stand-in is named by the owner; it hosts the agent then, and the agent stays the owner's for everybody."""
+    bring(home.room, EDGE, "agents", "eve", {"ownerNodeId": EDGE, "type": "internal", "status": "active"})
+    with refused(Code.CONFLICT):
+        await home.agents.add("eve", "command")
+    bring(home.room, EDGE, "routing", "eve", {"fallbackNodeIds": [SEED], "failover": "wait"})
+    await home.agents.add("eve", "command")
+    await home.agents.announce()
+    assert home.owner_of("eve") == EDGE
+    assert home.store.incidents() == []
+    with refused(Code.CONFLICT):
+        home.agents.name_stand_ins("eve", ["node-z"])
+
+
+@pytest.mark.req("ROUTE-2")
+async def test_stand_ins_are_named_in_order_and_can_be_withdrawn(home: Home) -> None:
+    """The room has the list as it was said, once each; an empty one leaves nobody, and nobody stands in for itself."""
+    await home.agents.add("ada", "command")
+    home.agents.name_stand_ins("ada", ["node-y", "node-x", "node-y"], failover=Failover.AT_LEAST_ONCE)
+    rule = home.room.snapshot().routing["ada"]
+    assert (rule.fallback_node_ids, rule.failover) == (("node-y", "node-x"), Failover.AT_LEAST_ONCE)
+    home.agents.name_stand_ins("ada", [])
+    assert "ada" not in home.room.snapshot().routing
+    with refused(Code.INVALID_FIELD):
+        home.agents.name_stand_ins("ada", [SEED])
+    with refused(Code.NOT_FOUND):
+        home.agents.name_stand_ins("nobody", ["node-x"])

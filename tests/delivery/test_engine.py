@@ -1,7 +1,7 @@
 """The whole engine of one gateway, put together: local mail from send to answer, and what people ask about it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
-from agentpost.protocol.snapshot import AgentStatus, NodeTier
+from agentpost.protocol.snapshot import AgentStatus, Failover, NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.values import LedgerState, LocalAgent
 from agentpost.testing import FakeClock, FixedRoom, MemoryStore, SeededChance
@@ -40,6 +40,13 @@ class Directory:
 
     def withdraw(self, agent_id: str) -> None:
         self._room.remove_agent(agent_id)
+
+    def stands_in(self, agent_id: str) -> bool:
+        rule = self._room.snapshot().routing.get(agent_id)
+        return rule is not None and NODE in rule.fallback_node_ids and self.owner_of(agent_id) not in (None, NODE)
+
+    def name_stand_ins(self, agent_id: str, node_ids: Sequence[str], failover: Failover) -> None:
+        self._room.add_fallback(agent_id, *node_ids, failover=failover)
 
 
 async def answer(engagement: Engagement) -> str:

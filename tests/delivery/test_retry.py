@@ -25,7 +25,7 @@ from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import Failover, NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import Appended, KnownNode, Subscriber
+from agentpost.store.values import Appended, KnownNode
 from agentpost.testing import START_MS, MemoryStore
 from tests.delivery.timing import NODE, OTHER, PEER, Desk
 
@@ -266,15 +266,7 @@ async def test_mail_follows_an_agent_to_its_new_gateway(desk: Desk) -> None:
         SendRequest(source_agent_id="ada", to_agents=("bob",), content=Content(body="hello"))
     )
     desk.room.add_agent("bob", OTHER)
-    await desk.store.note_subscriber(
-        Subscriber(
-            consumer_node_id=PEER,
-            epoch="first",
-            last_seq=receipt.seq,
-            updated_at_ms=desk.clock.now_ms(),
-            lease_expires_at_ms=desk.clock.now_ms() + 300_000,
-        )
-    )
+    desk.read_through[PEER] = receipt.seq
     await desk.pass_time(20)
     sends = [each for each in desk.outbox() if each.event_id == receipt.event_id]
     assert isinstance(sends[-1], MessageEvent)

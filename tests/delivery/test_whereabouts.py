@@ -71,12 +71,14 @@ def test_mail_follows_an_agent_that_moved_once_the_old_gateway_has_let_it_pass(r
     assert _find(room, has_passed=True).place is Place.IN_DOUBT
 
 
-@pytest.mark.req("ROUTE-3")
+@pytest.mark.req("ROUTE-2", "ROUTE-3")
 def test_a_revoked_gateway_gets_nothing_any_more(room: FixedRoom) -> None:
-    """Mail for a node that was revoked goes to the agent's new owner, and nowhere if it has none."""
+    """Mail that a revoked node may have taken goes nowhere by itself: its sender is told, unless twice is no harm."""
     room.revoke(OWNER)
     assert _find(room, is_revoked=True).place is Place.NOWHERE
     room.add_agent("bob", STAND_IN)
+    assert _find(room, is_revoked=True).place is Place.NOWHERE
+    room.add_fallback("bob", STAND_IN, failover=Failover.AT_LEAST_ONCE)
     assert _find(room, is_revoked=True).node_id == STAND_IN
 
 

@@ -69,6 +69,8 @@ class Desk:
             clock=self.clock,
             policy=self.policy,
         )
+        # How far others have read, all of their answers included; a link would say.
+        self.read_through: dict[str, int] = {}
         self.retrier = Retrier(
             self.store,
             self.room,
@@ -77,6 +79,7 @@ class Desk:
             self.chance,
             self.wakeups,
             self.policy,
+            read_through=lambda: self.read_through,
             readdress=self.publisher.readdress,
             report=self.postmaster.report if tells_senders else None,
         )

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from agentpost.protocol.snapshot import NodeTier
 from agentpost.testing import FakeClock, SeededChance
 
 TIMEOUT_SECONDS = 60
+_ROOT = Path(__file__).parents[2]
 # For tests that make more attempts than any node would.
 NO_LIMITS = ("--attempts-per-address", "1000000000", "--attempts-per-token", "1000000000")
 
@@ -56,19 +57,37 @@ def agentpost(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
-def start_gateway(home: Path, *words: str, log: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "agentpost", "up", "-o", "json", "--home", str(home), *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+def start_gateway(
+    home: Path,
+    *words: str,
+    log: IO[str] | int = subprocess.PIPE,
+    module: str = "agentpost",
+    environment: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """`module` is what is run, `within` a command that runs it somewhere else: in a network namespace, say."""
+    command = [*within, sys.executable, "-m", module, "up", "-o", "json", "--home", str(home), *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=_ROOT, env={**os.environ, **(environment or {})}
+    )
 
 
 @contextmanager
 def running_gateway(
-    home: Path, *words: str, node: str = "vps-jane", tier: str = "backbone", listen: str = "127.0.0.1:0"
+    home: Path,
+    *words: str,
+    node: str = "vps-jane",
+    tier: str = "backbone",
+    listen: str = "127.0.0.1:0",
+    module: str = "agentpost",
+    environment: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[RunningGateway]:
     """A gateway that is up, for the length of a `with`. More settings are words, as on the command line."""
     # Into a file: a pipe that nobody reads would stop a gateway that has much to say.
     with _log_of(home).open("a") as log:
-        process = start_gateway(home, "--node", node, "--tier", tier, "--listen", listen, *words, log=log)
+        said = ("--node", node, "--tier", tier, "--listen", listen, *words)
+        process = start_gateway(home, *said, log=log, module=module, environment=environment, within=within)
     with process:
         try:
             yield RunningGateway(process, home, _url_of(process, home))

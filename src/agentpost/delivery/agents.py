@@ -6,7 +6,7 @@ them again at a start. Knows nothing of Yjs or of what a runtime does with its o
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.secrets import SECRET_OPTIONS, AgentSecrets
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.routing import ALL_AGENTS
-from agentpost.protocol.snapshot import AgentStatus
+from agentpost.protocol.snapshot import AgentStatus, Failover
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LocalAgent
 from agentpost.world import Clock
@@ -45,6 +45,14 @@ class AgentDirectory(Protocol):
         """Take the agent out of the list, if this node hosts it."""
         ...
 
+    def stands_in(self, agent_id: str) -> bool:
+        """Whether the agent's owner has named this node to stand in for it (ROUTE-2)."""
+        ...
+
+    def name_stand_ins(self, agent_id: str, node_ids: Sequence[str], failover: Failover) -> None:
+        """Say who may stand in for this node, in this order; nobody, if the list is empty."""
+        ...
+
 
 class LocalAgents:
     """`check` refuses an agent whose runtime or options make no sense; `on_change` hears of every change. With
@@ -68,7 +76,11 @@ class LocalAgents:
         self._secrets = secrets
 
     async def add(self, agent_id: str, runtime: str, options: dict[str, Any] | None = None) -> LocalAgent:
-        """Add an agent, or change how one that is here is engaged. Mail for it can be sent once this returns."""
+        """Add an agent, or change how one that is here is engaged. Mail for it can be sent once this returns.
+
+        One of another gateway can be added where its owner has named this node as a stand-in: it stays the owner's, and
+        gets here only what is sent here while the owner is silent.
+        """
         _check_id(agent_id)
         present = self._store.local_agent(agent_id)
         agent = LocalAgent(
@@ -81,13 +93,29 @@ class LocalAgents:
         if self._check is not None:
             self._check(agent)
         owner = self._directory.owner_of(agent_id)
-        if owner is not None and owner != self._store.node_id:
+        is_ours = owner in (None, self._store.node_id)
+        if owner is not None and not is_ours and not self._directory.stands_in(agent_id):
             raise _owned(agent_id, owner)
         agent = self._sealed(agent)
         await self._store.put_agent(agent)
-        self._directory.publish(agent_id, AgentStatus.ACTIVE)
+        if is_ours:
+            self._directory.publish(agent_id, AgentStatus.ACTIVE)
         self._changed()
         return agent
+
+    def name_stand_ins(
+        self, agent_id: str, node_ids: Sequence[str], *, failover: Failover = Failover.WAIT
+    ) -> tuple[str, ...]:
+        """Say which gateways may stand in for this one, in this order (ROUTE-2). Only an agent's owner may."""
+        self.get(agent_id)
+        named = tuple(dict.fromkeys(node_ids))
+        if self._store.node_id in named:
+            raise Refusal(Code.INVALID_FIELD, f"{self._store.node_id} cannot stand in for itself", field="nodeIds")
+        owner = self._directory.owner_of(agent_id)
+        if owner is not None and owner != self._store.node_id:
+            raise Refusal(Code.CONFLICT, f"{agent_id} belongs to {owner}", field="agentId", hint=f"Say it at {owner}.")
+        self._directory.name_stand_ins(agent_id, named, failover)
+        return named
 
     async def remove(self, agent_id: str) -> None:
         """Take an agent away. What it has not settled stays in its inbox, and goes on if it is added again."""
@@ -127,6 +155,8 @@ class LocalAgents:
             if (sealed := self._sealed(agent)) != agent:
                 # It was kept by a version that did not seal.
                 await self._store.put_agent(sealed)
+            if self._directory.stands_in(agent.agent_id):
+                continue
             try:
                 self._directory.publish(agent.agent_id, AgentStatus.ACTIVE)
             except Refusal as refusal:
@@ -180,5 +210,5 @@ def _owned(agent_id: str, owner: str) -> Refusal:
         Code.CONFLICT,
         f"{agent_id} belongs to {owner}",
         field="agentId",
-        hint=f"Take another id, or remove it at {owner} first.",
+        hint=f"Take another id, remove it at {owner} first, or name this node as a stand-in there: agents stand-ins.",
     )

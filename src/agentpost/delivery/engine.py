@@ -110,6 +110,7 @@ class Engine:
             chance,
             wakeups,
             policy,
+            read_through=self.links.read_through,
             readdress=self.publisher.readdress,
             report=Postmaster(
                 store=store, room=room, maker=maker, sealer=self.sealer, clock=clock, policy=policy

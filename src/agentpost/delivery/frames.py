@@ -106,7 +106,11 @@ class Credit(_Frame, frozen=True, kw_only=True, tag="credit"):
 
 
 class Ping(_Frame, frozen=True, kw_only=True, tag="ping"):
-    pass
+    """`read_seq`: how far the peer's outbox was read here, None if it was not. `said_seq`: the last event that stands
+    in the own outbox for the peer, looked up after that: whoever has it has every answer to what was read."""
+
+    read_seq: Count | None = None
+    said_seq: Count = 0
 
 
 class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):

@@ -109,6 +109,18 @@ class LinkHub:
                 session.refuse(Refusal(Code.NODE_REVOKED, f"the node {session.peer} was revoked"))
         self.choose()
 
+    def read_through(self) -> dict[str, int]:
+        """How far each gateway has read this outbox for certain, this one included, with all of its answers here.
+
+        Who is not linked to this one is not in it: what is not known is not claimed.
+        """
+        passed = {session.peer: session.read_through() for session in self._sessions if session.is_open}
+        own = self.store.cursor(self.store.node_id)
+        if own is not None and own.epoch == self.store.epoch:
+            is_all_read = not self.store.read_stream(self.store.node_id, own.last_seq, limit=1).events
+            passed[self.store.node_id] = own.last_seq if is_all_read else 0
+        return passed
+
     # What is read, and from whom
 
     def reader(self, source: str, *, is_whole: bool) -> StreamReader | MirrorKeeper:

@@ -107,6 +107,8 @@ class LinkSession:
         # Events that came and are not on the disk yet.
         self._lanes: dict[Key, _Lane] = {}
         self._heard_at_ms = hub.clock.monotonic_ms()
+        self._peer_epoch: str | None = None
+        self._said = Ping()
         self._is_closed = False
 
     def start(self) -> list[bytes]:
@@ -224,8 +226,28 @@ class LinkSession:
             self.refuse(Refusal(Code.UNAVAILABLE, f"{self.peer} has been silent for too long"))
             return
         self._idle_frames = 0
-        self._send(Ping())
+        self._send(self._ping())
         await self._hub.tick()
+
+    def _ping(self) -> Ping:
+        store = self._hub.store
+        at = store.cursor(self.peer)
+        if at is None or at.epoch != self._peer_epoch:
+            return Ping()
+        return Ping(
+            read_seq=at.last_seq, said_seq=store.read_stream(self.peer, store.head().seq, limit=1).last_event_seq
+        )
+
+    def read_through(self) -> int:
+        """How far the peer has read the own outbox for certain, and has had its answers taken here (ROUTE-2).
+
+        It writes its `accepted` together with its cursor, but the cursor may be heard of first.
+        """
+        said, at = self._said, self._hub.store.cursor(self.peer)
+        has_all = said.said_seq == 0 or (
+            at is not None and at.epoch == self._peer_epoch and at.last_seq >= said.said_seq
+        )
+        return said.read_seq if said.read_seq is not None and has_all else 0
 
     @property
     def is_closed(self) -> bool:
@@ -316,6 +338,7 @@ class LinkSession:
             case Unsubscribe():
                 self._feeds.pop((frame.source, frame.whole), None)
             case Ping():
+                self._said = frame
                 self._send(Pong())
                 await self._note()
             case Pong():
@@ -340,7 +363,7 @@ class LinkSession:
                 field="version",
                 hint="Upgrade the older of the two gateways.",
             )
-        self.is_open = True
+        self.is_open, self._peer_epoch = True, hello.epoch
         self._hub.opened()
 
     def _feed(self, wish: Subscribe) -> None:

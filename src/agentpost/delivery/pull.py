@@ -2,8 +2,10 @@
 
 What is fetched is the agent's for the time of a lease. If it has neither settled nor extended by then, the mail can be
 fetched again, as the next attempt: a pulling agent that crashes is thereby made up for, and `event_id` is its key to
-notice a repeat. Whoever settles first has settled; a later word changes nothing. A lease outlives a restart of the
-gateway, also one that was extended.
+notice a repeat. Whoever settles first has settled; a later word changes nothing.
+
+A lease is measured by a clock that nobody sets. It outlives a restart of the gateway, also one that was extended; from
+then on it is measured by the time of day, which is what the ledger has.
 """
 
 import asyncio
@@ -38,6 +40,8 @@ class Pull:
         self._store = store
         self._turns = turns
         self._clock = clock
+        # When each lease is over, in monotonic milliseconds.
+        self._leases: dict[tuple[EventId, str], int] = {}
         self._taking: set[tuple[EventId, str]] = set()
         # Those who wait for mail, by agent; nobody, once the gateway stops.
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -88,8 +92,8 @@ class Pull:
         agent = self._expect_agent(agent_id)
         page = self._store.backlog(agent_id, limit=_PAGE)
         # Mail that is free and was not handed over has to wait for something else: its payload, say.
-        free_at_ms = [at_ms for each in page if (at_ms := self._free_at_ms(each.entry, agent)) > self._clock.now_ms()]
-        return min(free_at_ms, default=_FAR_OFF_MS) - self._clock.now_ms()
+        free_in_ms = [in_ms for each in page if (in_ms := self._free_in_ms_of(each.entry, agent)) > 0]
+        return min(free_in_ms, default=_FAR_OFF_MS)
 
     async def _fetch(self, agent_id: str, limit: int) -> list[Engagement]:
         agent = self._expect_agent(agent_id)
@@ -100,7 +104,7 @@ class Pull:
         while len(fetched) < limit:
             page = self._store.backlog(agent_id, after_inbox_seq=read_through, limit=_PAGE)
             free = [item for item in page if self._is_free(item.entry, agent)][: limit - len(fetched)]
-            fetched += await self._take(free)
+            fetched += await self._take(free, agent)
             if len(page) < _PAGE:
                 break
             # What could not be handed over leaves room; the search goes on behind the last one that was looked at.
@@ -113,6 +117,7 @@ class Pull:
         if item.entry.state is LedgerState.SETTLED:
             return False
         event = decode_event(item.raw)
+        self._leases.pop((event_id, agent_id), None)
         due_at_ms = self._turns.retry_at_ms(result, attempt=item.entry.attempts)
         if due_at_ms is None:
             return await self._turns.end(event, agent_id, result)
@@ -129,18 +134,20 @@ class Pull:
             raise Refusal(
                 Code.INVALID_FIELD, f"seconds must be above 0, {_LONGEST_LEASE_SECONDS:.0f} at most", field="seconds"
             )
-        now_ms = self._clock.now_ms()
-        over_at_ms = now_ms + round(seconds * 1000)
-        is_with_it = item.entry.state is LedgerState.ENGAGED and self._free_at_ms(item.entry, agent) > now_ms
+        left_ms = self._free_in_ms_of(item.entry, agent)
+        lease_ms = max(round(seconds * 1000), left_ms)
+        is_with_it = item.entry.state is LedgerState.ENGAGED and left_ms > 0
+        over_at_ms = self._clock.now_ms() + lease_ms
         if not is_with_it or not await self._store.extend_lease(event_id, agent_id, until_ms=over_at_ms):
             raise Refusal(
                 Code.INVALID_TRANSITION,
                 f"{event_id} is not with {agent_id} any more",
                 hint="Fetch again; if the work is done, settle it: the first outcome counts.",
             )
-        return max(over_at_ms, self._free_at_ms(item.entry, agent))
+        self._leases[event_id, agent_id] = self._clock.monotonic_ms() + lease_ms
+        return over_at_ms
 
-    async def _take(self, items: list[BacklogItem]) -> list[Engagement]:
+    async def _take(self, items: list[BacklogItem], agent: LocalAgent) -> list[Engagement]:
         """Record the attempts, all in one commit. Nobody else who fetches meanwhile gets the same."""
         pairs = [(item.entry.event_id, item.entry.to_agent_id) for item in items]
         self._taking.update(pairs)
@@ -148,7 +155,10 @@ class Pull:
             begun = await asyncio.gather(*(self._begin(item) for item in items))
         finally:
             self._taking.difference_update(pairs)
-        return [turn.engagement for turn in begun if isinstance(turn, Begun)]
+        fetched = [turn.engagement for turn in begun if isinstance(turn, Begun)]
+        over_at_ms = self._clock.monotonic_ms() + _lease_ms(agent)
+        self._leases.update(((each.event_id, each.to_agent_id), over_at_ms) for each in fetched)
+        return fetched
 
     def _begin(self, item: BacklogItem) -> Awaitable[Begun | Held]:
         entry = item.entry
@@ -160,17 +170,17 @@ class Pull:
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
         if (entry.event_id, entry.to_agent_id) in self._taking:
             return False
-        return self._free_at_ms(entry, agent) <= self._clock.now_ms()
+        return self._free_in_ms_of(entry, agent) <= 0
 
-    def _free_at_ms(self, entry: LedgerEntry, agent: LocalAgent) -> int:
-        """When mail can be fetched: once it is due, or once the lease of who has it is over."""
+    def _free_in_ms_of(self, entry: LedgerEntry, agent: LocalAgent) -> int:
+        """How long until mail can be fetched: until it is due, or until the lease of who has it is over."""
         if entry.state is not LedgerState.ENGAGED:
-            return entry.due_at_ms
-        # As people write options: in either spelling, and perhaps as text. They were checked when the agent was added.
-        options = agent.options
-        lease_seconds: Any = options.get("leaseSeconds", options.get("lease_seconds", LEASE_SECONDS))
+            return entry.due_at_ms - self._clock.now_ms()
+        over_at_ms = self._leases.get((entry.event_id, entry.to_agent_id))
+        if over_at_ms is not None:
+            return over_at_ms - self._clock.monotonic_ms()
         # An extension stands in the ledger. What is left there from an earlier try was over before this one began.
-        return max((entry.engaged_at_ms or 0) + round(float(lease_seconds) * 1000), entry.due_at_ms)
+        return max((entry.engaged_at_ms or 0) + _lease_ms(agent), entry.due_at_ms) - self._clock.now_ms()
 
     def _expect_agent(self, agent_id: str) -> LocalAgent:
         agent = self._store.local_agent(agent_id)
@@ -200,3 +210,9 @@ async def _wait(grew: asyncio.Event, most_seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(most_seconds):
             await grew.wait()
+
+
+def _lease_ms(agent: LocalAgent) -> int:
+    # As people write options: in either spelling, and perhaps as text. They were checked when the agent was added.
+    seconds: Any = agent.options.get("leaseSeconds", agent.options.get("lease_seconds", LEASE_SECONDS))
+    return round(float(seconds) * 1000)

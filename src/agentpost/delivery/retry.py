@@ -51,6 +51,7 @@ _BATCH: Final = 256
 # The time of day may be set, and a machine may sleep: no wait is trusted for longer than this.
 _LONGEST_SLEEP_SECONDS: Final = 60.0
 _LOOK_EVERY_MS: Final = 10_000
+_STEP_MS: Final = 1_000
 _AFTER_A_FAILURE_SECONDS: Final = 5.0
 _UNACCEPTED: Final = (DeliveryState.EMITTED, DeliveryState.RETRY_PENDING)
 # What the store says of a write that does not fit what it holds. Everything else is the disk's trouble.
@@ -73,7 +74,10 @@ class _Plan(Struct, kw_only=True):
 
 
 class Retrier:
-    """`readdress` seals an event for other gateways; `report` tells a sender that its mail could not be delivered."""
+    """`read_through` says how far each gateway has read this outbox for certain, all of its answers included.
+
+    `readdress` seals an event for other gateways; `report` tells a sender that its mail could not be delivered.
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Retrier:
         wakeups: Wakeups,
         policy: DeliveryPolicy | None = None,
         *,
+        read_through: Callable[[], Mapping[str, int]],
         readdress: Readdress | None = None,
         report: Report | None = None,
     ) -> None:
@@ -95,6 +100,7 @@ class Retrier:
         self._chance = chance
         self._wakeups = wakeups
         self._policy = policy or DeliveryPolicy()
+        self._read_through = read_through
         self._readdress = readdress
         self._report = report
         self._tasks = TaskOwner("retrier")
@@ -159,9 +165,14 @@ class Retrier:
 
     async def _run(self) -> None:
         look_at_ms = self._clock.monotonic_ms()
+        ahead_ms = self._ahead_ms()
         while True:
             self._wake.clear()
             try:
+                if abs(self._ahead_ms() - ahead_ms) > _STEP_MS:
+                    # The time of day was set. What was to be looked at in seconds may stand an hour away now: as at a
+                    # start, all who are there get the usual time to accept what waits for them.
+                    ahead_ms, look_at_ms, self._live = self._ahead_ms(), 0, set()
                 if self._clock.monotonic_ms() >= look_at_ms:
                     await self.look_around()
                     look_at_ms = self._clock.monotonic_ms() + _LOOK_EVERY_MS
@@ -178,6 +189,9 @@ class Retrier:
         if due_at_ms < self._sleeps_until_ms or not self._sleeps_until_ms:
             self._wake.set()
 
+    def _ahead_ms(self) -> int:
+        return self._clock.now_ms() - self._clock.monotonic_ms()
+
     async def _until_due(self) -> None:
         now_ms, due_at_ms = self._clock.now_ms(), self._store.next_due_at_ms()
         seconds = _LONGEST_SLEEP_SECONDS
@@ -193,7 +207,7 @@ class Retrier:
 
     # From commands to what is written
 
-    def _plan(self, group: list[Delivery], room: RoomSnapshot, passed: dict[str, int], now_ms: int) -> _Plan:
+    def _plan(self, group: list[Delivery], room: RoomSnapshot, passed: Mapping[str, int], now_ms: int) -> _Plan:
         event = self._event(group[0].event_id)
         jitter = self._chance.fraction()  # one draw for an event: what was sent together stays together
         plan = _Plan(about=group)
@@ -289,7 +303,7 @@ class Retrier:
             _log.error("%s stands in the outbox and cannot be read: %s", event_id, refusal.message)
             return None
 
-    def _locate(self, delivery: Delivery, room: RoomSnapshot, passed: dict[str, int], now_ms: int) -> Whereabouts:
+    def _locate(self, delivery: Delivery, room: RoomSnapshot, passed: Mapping[str, int], now_ms: int) -> Whereabouts:
         node_id = delivery.to_node_id
         known = None if node_id is None else self._store.known_node(node_id)
         return locate(
@@ -300,19 +314,6 @@ class Retrier:
             is_revoked=known is not None and known.revoked_at_ms is not None,
             now_ms=now_ms,
         )
-
-    def _read_through(self) -> dict[str, int]:
-        """How far each gateway says that it has read this outbox, this one included."""
-        passed = {
-            each.consumer_node_id: each.last_seq for each in self._store.subscribers() if self._is_ours(each.epoch)
-        }
-        own = self._store.cursor(self._store.node_id)
-        if own is not None and self._is_ours(own.epoch):
-            passed[self._store.node_id] = own.last_seq
-        return passed
-
-    def _is_ours(self, epoch: str) -> bool:
-        return epoch == self._store.epoch
 
     # Writing
 

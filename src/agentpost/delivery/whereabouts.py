@@ -56,8 +56,11 @@ def locate(
     # A gateway that is there, has read beyond the event and accepted nothing did not take it: its ACK would have been
     # written with its cursor (CUR-2).
     let_it_pass = has_passed and here.place is Place.THERE
-    if let_it_pass or is_revoked or route.failover is Failover.AT_LEAST_ONCE:
+    if let_it_pass or route.failover is Failover.AT_LEAST_ONCE:
         return Whereabouts(place=Place.MOVED, node_id=route.node_id, decision=route.decision)
+    if is_revoked:
+        # It may have taken it, and nobody will ever hear: the sender is told, and can send it again.
+        return Whereabouts(place=Place.NOWHERE, node_id=None)
     if here.place is Place.AWAY and route.decision in (Decision.OWNER, Decision.FALLBACK):
         return Whereabouts(place=Place.IN_DOUBT, node_id=node_id)
     return here

@@ -127,13 +127,13 @@ class Worker:
             await self._woken.wait()
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(due_at_ms - self._clock.now_ms(), 0) / 1000):
+            async with asyncio.timeout(max(due_at_ms - self._clock.monotonic_ms(), 0) / 1000):
                 await self._woken.wait()
 
     def _next(self) -> Mail | None:
         if self._is_stopping:
             return None
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.monotonic_ms()
         mail = self._lanes.take(now_ms)
         while mail is None and self._has_more and len(self._lanes) < _LOOK_AHEAD:
             self._read()
@@ -153,7 +153,7 @@ class Worker:
             self._read_through = item.entry.inbox_seq
             if item.entry.event_id not in self._known:
                 try:
-                    self._add(_mail(item))
+                    self._add(_mail(item, due_at_ms=self._lane_time(item.entry.due_at_ms)))
                 except Refusal as refusal:
                     self._known.add(item.entry.event_id)
                     # It was read when it was accepted, so a newer version wrote it: it stays until that one is back.
@@ -168,6 +168,10 @@ class Worker:
         if event_id not in self._known:
             self._known.add(event_id)
             self._lanes.add(mail)
+
+    def _lane_time(self, due_at_ms: int) -> int:
+        """A time of day as the lanes have it: in monotonic time, so that setting the clock moves no retry."""
+        return max(due_at_ms - self._clock.now_ms() + self._clock.monotonic_ms(), 0)
 
     async def _serve(self, mail: Mail) -> None:
         """Turn after turn, until nothing is due."""
@@ -210,7 +214,7 @@ class Worker:
         if begun.hold is Hold.WAITS:
             if event.payload_ref is not None:
                 self._without_content[event.event_id] = event.payload_ref.sha256
-            self._lanes.put_back(replace(mail, due_at_ms=begun.due_at_ms))
+            self._lanes.put_back(replace(mail, due_at_ms=self._lane_time(begun.due_at_ms)))
             # It may have come while it was noted that it had not.
             self._look_for_content()
         else:
@@ -253,8 +257,9 @@ class Worker:
         if due_at_ms is None:
             self._lanes.done(mail)
             return self._end(mail, result, engaged_at_ms)
+        in_lane_ms = self._lane_time(due_at_ms)
         self._lanes.put_back(
-            replace(mail, attempts=attempt, due_at_ms=due_at_ms, error=result.error, is_unclear=False, is_fresh=False)
+            replace(mail, attempts=attempt, due_at_ms=in_lane_ms, error=result.error, is_unclear=False, is_fresh=False)
         )
         return self._postpone(mail, due_at_ms, result.error, engaged_at_ms)
 
@@ -294,13 +299,13 @@ class Worker:
         await self._turns.postpone(mail.event, self._agent_id, due_at_ms=due_at_ms, error=error)
 
 
-def _mail(item: BacklogItem) -> Mail:
+def _mail(item: BacklogItem, *, due_at_ms: int) -> Mail:
     entry = item.entry
     return Mail(
         inbox_seq=entry.inbox_seq,
         event=decode_event(item.raw),
         attempts=entry.attempts,
-        due_at_ms=entry.due_at_ms,
+        due_at_ms=due_at_ms,
         error=entry.error,
         is_unclear=entry.state is LedgerState.ENGAGED,
     )

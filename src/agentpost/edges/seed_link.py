@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from agentpost.auth.challenge import is_granted_by, make_proof
 from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, Challenge, ExchangeRequest, Grant
 from agentpost.delivery.hub import LinkHub
-from agentpost.edges.link.dial import keep_link
+from agentpost.edges.link.dial import CLOSE_SECONDS, keep_link
 from agentpost.gateway import Gateway
 from agentpost.protocol.backoff import RetryPolicy, next_delay_seconds
 from agentpost.protocol.errors import Code, Refusal
@@ -213,7 +213,13 @@ class _Link:
     async def _converse(self, url: str, grant: Grant, *, is_invited: bool = False) -> None:
         address = url.replace("http", "ws", 1) + f"/ansible/room/{CONTROL_ROOM}"
         headers = {"Authorization": f"Bearer {grant.ws_ticket}"}
-        async with connect(address, additional_headers=headers, compression=None, max_size=MAX_FRAME_BYTES) as socket:
+        async with connect(
+            address,
+            additional_headers=headers,
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            close_timeout=CLOSE_SECONDS,
+        ) as socket:
             if is_invited:
                 # The invite is used up and the key pinned. Others take this node's record only with the seed's word.
                 await self._fetch_admission(url)

@@ -1,7 +1,9 @@
 """The agents of this node in the room's `agents` map. Knows nothing of how they are engaged."""
 
+from collections.abc import Sequence
+
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.snapshot import AgentStatus, AgentType
+from agentpost.protocol.snapshot import AgentStatus, AgentType, Failover
 from agentpost.room.document import Room
 from agentpost.room.records import is_removed
 
@@ -34,6 +36,22 @@ class RoomDirectory:
                 "status": status.value,
             },
         )
+
+    def stands_in(self, agent_id: str) -> bool:
+        rule = self._room.record("routing", agent_id)
+        if rule is None or is_removed(rule) or self.owner_of(agent_id) in (None, self._room.node_id):
+            return False
+        return self._room.node_id in rule.get("fallbackNodeIds", ())
+
+    def name_stand_ins(self, agent_id: str, node_ids: Sequence[str], failover: Failover) -> None:
+        present = self._room.record("routing", agent_id)
+        if node_ids:
+            rule = {"fallbackNodeIds": list(node_ids), "failover": failover.value}
+            if present is not None and not is_removed(present) and "requiresCapabilities" in present:
+                rule["requiresCapabilities"] = present["requiresCapabilities"]
+            self._room.write("routing", agent_id, rule)
+        elif present is not None and not is_removed(present):
+            self._room.remove("routing", agent_id)
 
     def withdraw(self, agent_id: str) -> None:
         if self.owner_of(agent_id) == self._room.node_id:

@@ -1,8 +1,8 @@
 """Who is there: heartbeats as they are heard, and the status that follows from how long ago that was.
 
 Heartbeats ride on awareness and never enter the document (ROOM-4); a node writes its status into its own record, and
-only when it changes. A heartbeat counts from when it was heard here, by this clock: another machine's clock says
-nothing here.
+only when it changes. A heartbeat counts from when it was heard here: another machine's clock says nothing here, and
+when the time of day is set on this one, nobody has been silent for longer or shorter because of that.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ __all__ = ["DEGRADED_AFTER_MS", "OFFLINE_AFTER_MS", "Presence", "StatusChange"]
 
 DEGRADED_AFTER_MS: Final = 30_000
 OFFLINE_AFTER_MS: Final = 90_000
+# Less than this is drift, and the next heartbeat makes up for it.
+_STEP_MS: Final = 1_000
 
 
 class StatusChange(Struct, frozen=True, kw_only=True):
@@ -32,27 +34,37 @@ class Presence:
         self._clock = clock
         self._degraded_after_ms = degraded_after_ms
         self._offline_after_ms = offline_after_ms
-        self._heard: dict[str, tuple[int, int]] = {}
+        # When each node was heard, in monotonic milliseconds.
+        self._heard: dict[str, int] = {}
         self._told: dict[str, NodeStatus] = {}
         self._seen: dict[str, int] = {}
-        # Grows with every heartbeat and every farewell.
-        self.version = 0
+        self._version = 0
+        self._ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+
+    @property
+    def version(self) -> int:
+        """Grows with every heartbeat and every farewell, and when the time of day was set."""
+        ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        if abs(ahead_ms - self._ahead_ms) > _STEP_MS:
+            self._ahead_ms = ahead_ms
+            self._version += 1
+        return self._version
 
     def heard(self, node_id: str) -> None:
         """A heartbeat of this node has arrived, or been made here."""
-        now_ms = self._clock.now_ms()
-        self._heard[node_id] = (now_ms, self._clock.monotonic_ms())
-        self._seen[node_id] = now_ms
-        self.version += 1
+        self._heard[node_id] = self._clock.monotonic_ms()
+        self._seen[node_id] = self._clock.now_ms()
+        self._version += 1
 
     def left(self, node_id: str) -> None:
         """The node said goodbye, or was cut off."""
         if self._heard.pop(node_id, None) is not None:
-            self.version += 1
+            self._version += 1
 
     def last_heard_ms(self) -> Mapping[str, int]:
-        """When each node was heard last, in epoch ms of this clock."""
-        return {node_id: at_ms for node_id, (at_ms, _) in self._heard.items()}
+        """When each node was heard last, in epoch ms of this clock as it is set now."""
+        ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        return {node_id: at_ms + ahead_ms for node_id, at_ms in self._heard.items()}
 
     def last_seen_ms(self, node_id: str) -> int | None:
         """When the node was here last, also if it has left since; None if it was not since the start."""
@@ -62,7 +74,7 @@ class Presence:
         heard = self._heard.get(node_id)
         if heard is None:
             return NodeStatus.OFFLINE
-        silent_ms = self._clock.monotonic_ms() - heard[1]
+        silent_ms = self._clock.monotonic_ms() - heard
         if silent_ms >= self._offline_after_ms:
             return NodeStatus.OFFLINE
         return NodeStatus.DEGRADED if silent_ms >= self._degraded_after_ms else NodeStatus.ONLINE

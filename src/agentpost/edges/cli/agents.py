@@ -10,6 +10,7 @@ from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import Failover
 
 __all__ = ["agents_app"]
 
@@ -111,6 +112,34 @@ def resume(agent_id: AgentArgument, home: HomeOption = None, output: FormatOptio
         path_of("ansible", "agents", agent_id, "resume")
     )
     _said(done, f"{agent_id} is engaged again", output)
+
+
+@agents_app.command(
+    "stand-ins",
+    epilog="Examples: [bold]agentpost agents stand-ins builder lab-two lab-three[/bold], and at lab-two "
+    "[bold]agentpost agents add builder -- ./build-agent --once[/bold] · "
+    "[bold]agentpost agents stand-ins builder[/bold] (nobody any more)",
+)
+def stand_ins(
+    agent_id: AgentArgument,
+    nodes: Annotated[list[str] | None, typer.Argument(help="The gateways, the first choice first.")] = None,
+    failover: Annotated[
+        Failover,
+        typer.Option(
+            "--failover",
+            help="What becomes of mail that the silent gateway may have taken: it waits, or goes to a stand-in at the "
+            "risk that the agent gets it twice.",
+        ),
+    ] = Failover.WAIT,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Say which gateways get an agent's mail while this one is silent. The agent is added there as well."""
+    body = {"nodeIds": nodes or [], "failover": failover.value}
+    path = path_of("ansible", "agents", agent_id, "stand-ins")
+    done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(path, body)
+    named = ", ".join(done["nodeIds"]) or "nobody"
+    _said(done, f"standing in for {agent_id}: {named}", output)
 
 
 def _said(done: dict[str, Any], text: str, output: Format) -> None:

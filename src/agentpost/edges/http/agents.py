@@ -13,6 +13,7 @@ from agentpost.delivery.engine import Engine
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.routing import is_live
+from agentpost.protocol.snapshot import Failover
 from agentpost.store.values import LocalAgent
 
 __all__ = ["agent_routes"]
@@ -43,6 +44,17 @@ class KnownAgent(Struct, frozen=True, kw_only=True, rename="camel"):
     node_id: str | None
     status: str
     is_online: bool
+
+
+class StandIns(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Who may have an agent's mail while its own gateway is silent, in this order.
+
+    `failover` says what happens to mail that the silent one may have taken already: it waits, or goes to a stand-in at
+    the risk that both engage the agent.
+    """
+
+    node_ids: tuple[str, ...]
+    failover: Failover = Failover.WAIT
 
 
 class Fetch(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -95,6 +107,12 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     async def resume(agent_id: str) -> AgentView:
         return view(await engine.agents.resume(agent_id))
 
+    @post("/ansible/agents/{agent_id:str}/stand-ins", status_code=200, summary="Name the stand-ins", tags=["agents"])
+    async def stand_ins(agent_id: str, data: Annotated[StandIns, Body()]) -> StandIns:
+        """The list replaces the one before; an empty one leaves nobody."""
+        named = engine.agents.name_stand_ins(agent_id, data.node_ids, failover=data.failover)
+        return StandIns(node_ids=named, failover=data.failover)
+
     @get("/ansible/directory", sync_to_thread=False, summary="The agents of the mesh", tags=["agents"])
     def directory() -> list[KnownAgent]:
         room, now_ms = engine.room.snapshot(), engine.clock.now_ms()
@@ -130,4 +148,4 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         await engine.pull.extend(EventId(event_id), agent_id, seconds=data.seconds)
         return {"seconds": data.seconds}
 
-    return [agents, add, remove, pause, resume, directory, fetch, settle, extend]
+    return [agents, add, remove, pause, resume, stand_ins, directory, fetch, settle, extend]

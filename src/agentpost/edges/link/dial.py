@@ -21,13 +21,15 @@ from agentpost.gateway import Gateway
 from agentpost.protocol.backoff import RetryPolicy, next_delay_seconds
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["keep_link"]
+__all__ = ["CLOSE_SECONDS", "keep_link"]
 
 _log = logging.getLogger(__name__)
 
 _RECONNECT: Final = RetryPolicy(
     base_seconds=0.5, factor=2.0, max_delay_seconds=30.0, max_attempts=1_000_000, jitter_share=0.5
 )
+# Whoever has been silent for so long that the link is given up does not answer a farewell either.
+CLOSE_SECONDS: Final = 1.0
 # A link that lasted so long was a good one; the next failure begins to count anew.
 _GOOD_AFTER_MS: Final = 60_000
 
@@ -55,7 +57,12 @@ async def _converse(gateway: Gateway, hub: LinkHub, url: str, node_id: str, gran
     headers = {"Authorization": f"Bearer {grant.ws_ticket}"}
     # The link has its own pings, which also say how far each side has read.
     async with connect(
-        address, additional_headers=headers, compression=None, max_size=MAX_FRAME_BYTES, ping_interval=None
+        address,
+        additional_headers=headers,
+        compression=None,
+        max_size=MAX_FRAME_BYTES,
+        ping_interval=None,
+        close_timeout=CLOSE_SECONDS,
     ) as socket:
         connection = LinkConnection(gateway, hub, node_id)
         await connection.carry(_frames(socket), lambda frame: _send(socket, frame))

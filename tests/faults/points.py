@@ -1,0 +1,82 @@
+"""Every point at which a gateway can die between two steps that others notice: before and after each commit and send.
+
+A commit is an operation of the store that writes, a send is a frame on a link or a turn of an agent. This is the one
+list of them. `test_points.py` holds it against the source, so that a commit or a send that is new fails there until it
+is named here; `test_lives.py` kills a gateway at each of them.
+"""
+
+from typing import Final
+
+__all__ = ["AGENT", "COMMITS", "COMMITS_ELSEWHERE", "COMMIT_CALLS", "FRAMES", "FRAMES_ELSEWHERE", "SEND_CALLS"]
+
+# What the lives of messages in `lives.py` come by.
+COMMITS: Final = frozenset(
+    {
+        "accept",
+        "append",
+        "begin_blob",
+        "close_incident",
+        "compact",
+        "complete_blob",
+        "engage",
+        "keep_mirror",
+        "mark_read",
+        "note_resent",
+        "note_subscriber",
+        "postpone",
+        "prune_mirror",
+        "prune_settled",
+        "purge_deliveries",
+        "put_agent",
+        "put_chunk",
+        "raise_incident",
+        "record_audit",
+        "reschedule",
+        "settle",
+    }
+)
+
+# No part of a message's life, or of a rare one. Each is cut as a write of the store in the tests that are named.
+COMMITS_ELSEWHERE: Final = {
+    "append_room_update": "the room's own log; test_store_power_loss.py cuts appends, tests/room/test_keeping.py loads",
+    "compact_room": "the same",
+    "consume_invite_and_pin": "joining; tests/edges/test_ticket_race.py",
+    "create_invite": "joining",
+    "drop_blob": "a payload that does not fit its address; tests/delivery/test_fetch.py",
+    "pin_node": "joining",
+    "remember_once": "joining: nonces",
+    "remove_agent": "an operator's word",
+    "restart_cursor": "another life of a source; tests/delivery/test_reader.py",
+    "restart_mirror": "the same; tests/delivery/test_mirror.py",
+    "revoke_node": "an operator's word",
+    "withdraw_invite": "joining",
+}
+
+FRAMES: Final = frozenset({"chunk", "credit", "events", "get_chunk", "hello", "ping", "pong", "subscribe"})
+FRAMES_ELSEWHERE: Final = {
+    "refused": "the last word of a link that is over; tests/delivery/test_link.py",
+    "unsubscribe": "a better link has come; tests/delivery/test_link_chaos.py",
+}
+
+# The turn of an agent: it is sent a message, and has done something by the time it answers.
+AGENT: Final = "turn"
+
+# Where a transaction is committed, by file and function: nowhere else may one be.
+COMMIT_CALLS: Final = frozenset(
+    {
+        ("store/database.py", "migrate"),
+        ("store/sqlite.py", "_claim"),
+        ("store/transaction.py", "commit"),
+        ("store/writer.py", "_try_together"),
+    }
+)
+
+# Where bytes of a link leave the gateway.
+SEND_CALLS: Final = frozenset(
+    {
+        ("edges/link/carry.py", "_write"),
+        ("edges/link/dial.py", "_send"),
+        ("edges/link/serve.py", "send_bytes"),
+        ("edges/link/serve.py", "serve"),
+    }
+)
