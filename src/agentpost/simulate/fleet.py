@@ -202,10 +202,10 @@ class _Writer:
                 self._outboxes[node].seal(rng, some, root)
                 self.done.segments += 1
                 for place in np.flatnonzero(some["fault"]):
-                    self._report(self._faults[some["fault"][place] - 1], node, first + int(place), some[place])
+                    self._report(self._faults[int(some["fault"][place]) - 1], node, first + int(place), some[place])
 
     def _write_burst(self, node: int, rows: Rows, root: Path, rng: np.random.Generator) -> None:
-        fault = self._faults[rows["alone"][0] - 1]
+        fault = self._faults[int(rows["alone"][0]) - 1]
         if fault.rule == "regression":
             self._epochs[node] += 1
             self._outboxes[node] = Outbox(self._world, node, self._epochs[node])
