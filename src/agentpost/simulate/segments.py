@@ -38,12 +38,14 @@ _manifests = msgspec.json.Encoder()
 class Outbox:
     """The outbox of one node in one epoch, as far as it was written."""
 
-    def __init__(self, world: World, node: int, epoch_number: int = 1) -> None:
+    def __init__(
+        self, world: World, node: int, epoch_number: int = 1, *, seq: int = 0, chain: bytes = FIRST_CHAIN
+    ) -> None:
         self._world = world
         self.node = node
         self.epoch = world.epoch(node, epoch_number)
-        self.seq = 0
-        self.chain = FIRST_CHAIN
+        self.seq = seq
+        self.chain = chain
         self._key = world.signing_key(node)
 
     def skip(self, rng: np.random.Generator, rows: Rows) -> None:
