@@ -200,7 +200,9 @@ class _Rows:
         self._table = table
 
     def finding(self, rule: str, place: int, text: str) -> Finding:
-        row: Mapping[str, Any] = self._table.select(["event_id", "corr_id", "created_us"]).slice(place, 1).to_pylist()[0]
+        row: Mapping[str, Any] = (
+            self._table.select(["event_id", "corr_id", "created_us"]).slice(place, 1).to_pylist()[0]
+        )
         return _finding(
             self._manifest,
             rule,

@@ -136,6 +136,4 @@ def _between(seqs: Range) -> list[tuple[str, str, int]]:
 
 
 def _finding(segment: Segment, rule: str, seq: int, text: str) -> Finding:
-    return Finding(
-        rule=rule, node=segment.node, epoch=segment.epoch, seq=seq, at_us=segment.sealed_at_us, text=text
-    )
+    return Finding(rule=rule, node=segment.node, epoch=segment.epoch, seq=seq, at_us=segment.sealed_at_us, text=text)

@@ -118,7 +118,9 @@ class Warehouse:
         current = self.current()
         if current is None:
             return 0
-        numbers = sorted(_number_of_path(item.name) for item in self.files.listing("versions") if _is_version(item.name))
+        numbers = sorted(
+            _number_of_path(item.name) for item in self.files.listing("versions") if _is_version(item.name)
+        )
         oldest_us = int((time.time() - keep_seconds) * 1_000_000)
         dropped = 0
         for number in numbers[: max(0, len(numbers) - keep)]:
