@@ -53,6 +53,8 @@ class Version(Struct, frozen=True, kw_only=True, rename="camel"):
     events: int = 0
     newest_us: int = 0  # when the newest event that is read was made
     tables: dict[str, tuple[DataFile, ...]] = {}
+    # Of the tables that Spark writes, as Spark tells them: so nobody has to open files to know.
+    schemas: dict[str, str] = {}
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -118,7 +120,9 @@ class Warehouse:
         current = self.current()
         if current is None:
             return 0
-        numbers = sorted(_number_of_path(item.name) for item in self.files.listing("versions") if _is_version(item.name))
+        numbers = sorted(
+            _number_of_path(item.name) for item in self.files.listing("versions") if _is_version(item.name)
+        )
         oldest_us = int((time.time() - keep_seconds) * 1_000_000)
         dropped = 0
         for number in numbers[: max(0, len(numbers) - keep)]:
