@@ -41,11 +41,11 @@ def test_an_installed_java_is_used(own_cache: Path, tmp_path: Path, monkeypatch:
     """The Java of JAVA_HOME comes first, if it is new enough; an old one is passed over."""
     home = tmp_path / "old" / "bin"
     home.mkdir(parents=True)
-    (home / "java").write_text('#!/bin/sh\necho \'openjdk version "11.0.2"\' >&2\n')
+    (home / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     (home / "java").chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(home.parent))
     assert find_java().major >= 17
-    (home / "java").write_text('#!/bin/sh\necho \'openjdk version "21.0.2"\' >&2\n')
+    (home / "java").write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
     assert find_java().major == 21
 
 
@@ -87,9 +87,7 @@ def test_spark_runs_with_a_broken_archive(
     java = find_java()
     archive = class_archive(java, _spark_version())
     archive.file.write_bytes(b"this is no archive" * 1000)
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL_JOB], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", SMALL_JOB], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "499500"
     assert done.stdout.split()[1].startswith(str(java.major))

@@ -60,7 +60,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What to make of a segment. `reason` is why none of it is used; `excluded` are the seqs left out of one that is."""
+    """What to make of a segment. `reason`: why none of it is used; `excluded`: the seqs that are left out."""
 
     name: str
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""What is new in the lake, which part of it is used, and what is wrong with it: bronze as a checked list (OBS-4, OBS-5).
+"""What is new in the lake, which part of it is used, what is wrong with it: bronze as a checked list (OBS-4, OBS-5).
 
 Bronze is no copy. It is the `segments` table: every segment that was looked at, with the ranges of seqs that are read
 from it. Each seq of an outbox is read from one segment only, whoever exported it, and however often.

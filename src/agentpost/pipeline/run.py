@@ -43,7 +43,7 @@ __all__ = ["LOCK", "PHASES", "Catalog", "RunOptions", "RunResult", "run_batch"]
 # When a run may be cut off, in order; tests do it at each.
 PHASES: Final = ("begun", "taken_in", "silver", "hour_gold", "fleet_gold", "version", "pointer", "pruned")
 # Less than this is checked faster here than it is handed to workers.
-_CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
+CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
 # From so many files on that hold the silver of an hour, they are merged.
 _MOST_DELTAS: Final = 6
 _SMALL_EVENTS: Final = 300_000
@@ -181,7 +181,7 @@ class _Batch:
 
     def _check(self, claims: Sequence[Claim]) -> list[Verdict]:
         """Check segments: here if it is little, else in the workers of Spark."""
-        if sum(claim.manifest.size_bytes for claim in claims) <= _CHECK_HERE_BYTES:
+        if sum(claim.manifest.size_bytes for claim in claims) <= CHECK_HERE_BYTES:
             return [check_segment(self._lake, claim) for claim in claims]
         return check_in_workers(self._spark, self._lake.where, claims)
 

@@ -48,7 +48,9 @@ def run(
     lake: LakeOption,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Leave out what was sealed before: 2026-02-25, 7d.", show_default=False),
+        typer.Option(
+            "--since", metavar="TIME", help="Leave out what was sealed before: 2026-02-25, 7d.", show_default=False
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Build everything anew from the lake.")] = False,
     feedback: Annotated[
