@@ -44,6 +44,10 @@ def bodies(store: SqliteStore) -> list[bytes]:
     return [event.raw for event in store.read_outbox(0, limit=100_000, max_bytes=1 << 30).events]
 
 
+def files_in(lake: Path) -> set[str]:
+    return {path.relative_to(lake).as_posix() for path in lake.rglob("*") if path.is_file()}
+
+
 @pytest.mark.req("OBS-4")
 async def test_an_outbox_is_sealed_whole_and_once(store: SqliteStore, lake: Path, tmp_path: Path) -> None:
     """All events are in the lake once, in order and byte for byte; a second export adds nothing."""
@@ -158,12 +162,12 @@ async def test_owner_and_seed_race_on_a_shared_lake(store: SqliteStore, lake: Pa
     assert [first for first, _ in found] == [1, *(last + 1 for _, last in found[:-1])]
     assert found[-1][1] == 400
     assert rows_of(lake, NODE, EPOCH).column("body").to_pylist() == bodies(store)
-    files = {path.relative_to(lake).as_posix() for path in lake.rglob("*") if path.is_file()}
+    files = files_in(lake)
     named = {each.path for each in manifests(open_lake(str(lake)), NODE, EPOCH)}
     assert files == named | {manifest_path(NODE, EPOCH, first) for first, _ in found}
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818 - reads as what happened
     pass
 
 
@@ -203,8 +207,9 @@ async def test_a_crash_at_any_write_loses_and_repeats_nothing(
     for _ in range(2):
         an_exporter(lake, tmp_path / "home", seal_events=12).export(now=True)
     assert rows_of(lake, NODE, EPOCH).column("body").to_pylist() == bodies(store)
-    files = {path.relative_to(lake).as_posix() for path in (lake / "outbox").rglob("*") if path.is_file()}
-    assert files == {each.path for each in manifests(open_lake(str(lake)), NODE, EPOCH)}
+    assert {name for name in files_in(lake) if name.startswith("outbox/")} == {
+        each.path for each in manifests(open_lake(str(lake)), NODE, EPOCH)
+    }
 
 
 async def test_another_exporters_data_without_a_manifest_is_left_alone(

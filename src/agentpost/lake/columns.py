@@ -310,7 +310,8 @@ def _array(name: str, values: Sequence[Any]) -> pa.Array:
     if name in _COUNTS:
         # A count is as large as its writer likes; what a column cannot hold is as much as it can.
         counts = pa.array(values, pa.int64())
-        return pc.min_element_wise(counts, pa.scalar(_LARGEST_INT32, pa.int64()), skip_nulls=False).cast(kind)
+        held: Any = pc.min_element_wise(counts, pa.scalar(_LARGEST_INT32, pa.int64()), skip_nulls=False)
+        return held.cast(kind)
     return pa.array(values, kind)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
+from agentpost.lake.settings import require_pyarrow
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import sync_directory
 
@@ -164,12 +165,9 @@ def _drop_if_old(entry: os.DirEntry[str]) -> None:
 
 
 def _open_remote(where: str) -> Lake:
-    try:
-        from agentpost.lake.remote import RemoteLake
-    except ImportError:
-        raise Refusal(
-            Code.UNAVAILABLE, "a lake needs pyarrow", hint="Install it: pip install 'agentpost[lake]'"
-        ) from None
+    require_pyarrow()
+    from agentpost.lake.remote import RemoteLake
+
     return RemoteLake.open(where)
 
 

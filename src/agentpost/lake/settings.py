@@ -1,10 +1,13 @@
 """What a gateway is told about its lake: the table `[lake]` of agentpost.toml. Needs no pyarrow."""
 
+from importlib.util import find_spec
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = ["LakeSettings"]
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["LakeSettings", "require_pyarrow"]
 
 
 class LakeSettings(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -16,3 +19,9 @@ class LakeSettings(Struct, frozen=True, kw_only=True, rename="camel"):
     seal_bytes: Annotated[int, Meta(ge=1, le=1_073_741_824)] = 64 * 1024 * 1024
     # Whether the outboxes that are mirrored here are exported as well.
     mirrors: bool = True
+
+
+def require_pyarrow() -> None:
+    """Refuse to go on without pyarrow, which a gateway without a lake does not have to have."""
+    if find_spec("pyarrow") is None:
+        raise Refusal(Code.UNAVAILABLE, "a lake needs pyarrow", hint="Install it: pip install 'agentpost[lake]'")

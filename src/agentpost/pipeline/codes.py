@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
@@ -73,56 +73,56 @@ _SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
 
 def code_of(text: Column, codes: Mapping[str, int], *, other: int | None = None) -> Column:
     """The number of a text; null for null, `other` for one that is not known."""
-    chosen = F.when(text.isNull(), F.lit(None).cast("int"))
+    chosen = sf.when(text.isNull(), sf.lit(None).cast("int"))
     for name, code in codes.items():
-        chosen = chosen.when(text == F.lit(str(name)), F.lit(code))
-    return chosen.otherwise(F.lit(other).cast("int"))
+        chosen = chosen.when(text == sf.lit(str(name)), sf.lit(code))
+    return chosen.otherwise(sf.lit(other).cast("int"))
 
 
 def text_of(code: Column, codes: Mapping[str, int], *, other: str | None = None) -> Column:
     """The text of a number; null for null, `other` for one that is not known."""
-    chosen = F.when(code.isNull(), F.lit(None).cast("string"))
+    chosen = sf.when(code.isNull(), sf.lit(None).cast("string"))
     for name, number in codes.items():
-        chosen = chosen.when(code == F.lit(number), F.lit(str(name)))
-    return chosen.otherwise(F.lit(other).cast("string"))
+        chosen = chosen.when(code == sf.lit(number), sf.lit(str(name)))
+    return chosen.otherwise(sf.lit(other).cast("string"))
 
 
 def bit_of(number: Column) -> Column:
     """A long with the bit of that number set."""
-    return F.call_function("shiftleft", F.lit(1).cast("bigint"), number)
+    return sf.call_function("shiftleft", sf.lit(1).cast("bigint"), number)
 
 
 def bits_of(texts: Column, codes: Mapping[str, int]) -> Column:
     """The bits of all names that a text holds, as `fallback,owner`; null for null."""
-    bits = F.lit(0)
+    bits = sf.lit(0)
     for name, bit in codes.items():
-        bits = bits.bitwiseOR(F.when(texts.contains(str(name)), F.lit(bit)).otherwise(F.lit(0)))
-    return F.when(texts.isNotNull(), bits)
+        bits = bits.bitwiseOR(sf.when(texts.contains(str(name)), sf.lit(bit)).otherwise(sf.lit(0)))
+    return sf.when(texts.isNotNull(), bits)
 
 
 def texts_of_bits(bits: Column, codes: Mapping[str, int]) -> Column:
     """The names of all bits that are set, joined by commas."""
-    names = [F.when(bits.bitwiseAND(F.lit(bit)) != 0, F.lit(str(name))) for name, bit in sorted(codes.items())]
-    return F.when(bits.isNotNull(), F.concat_ws(",", *names))
+    names = [sf.when(bits.bitwiseAND(sf.lit(bit)) != 0, sf.lit(str(name))) for name, bit in sorted(codes.items())]
+    return sf.when(bits.isNotNull(), sf.concat_ws(",", *names))
 
 
 def name_hash(name: Column) -> Column:
     """A node, an agent or another short name as a number; null for null and for the empty name."""
-    return F.when(name != F.lit(""), F.xxhash64(name))
+    return sf.when(name != sf.lit(""), sf.xxhash64(name))
 
 
 def place_of(node: Column, epoch: Column, seq: Column) -> Column:
     """Where an event stands: its outbox and its seq."""
-    return F.shiftleft(outbox_code(node, epoch), _SEQ_BITS).bitwiseOR(seq)
+    return sf.shiftleft(outbox_code(node, epoch), _SEQ_BITS).bitwiseOR(seq)
 
 
 def outbox_code(node: Column, epoch: Column) -> Column:
-    return F.xxhash64(node, epoch).bitwiseAND(F.lit(_OUTBOX_MASK))
+    return sf.xxhash64(node, epoch).bitwiseAND(sf.lit(_OUTBOX_MASK))
 
 
 def outbox_of_place(place: Column) -> Column:
-    return F.shiftright(place, _SEQ_BITS)
+    return sf.shiftright(place, _SEQ_BITS)
 
 
 def seq_of_place(place: Column) -> Column:
-    return place.bitwiseAND(F.lit(_SEQ_MASK))
+    return place.bitwiseAND(sf.lit(_SEQ_MASK))

@@ -19,7 +19,7 @@ A test walks the real table with every order of signals and compares.
 from typing import Final
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from agentpost.pipeline.codes import KINDS, STATES, outbox_of_place
 from agentpost.pipeline.params import Params
@@ -42,56 +42,58 @@ def is_answered() -> Column:
 
 def sla_due_us(params: Params) -> Column:
     """Until when an accepted delivery has to have an outcome (ACK-4): its ETA, its deadline, or the SLA, and grace."""
-    accepted = F.col("accepted_us")
-    is_task = F.col("kind") == KINDS[Kind.TASK_CREATE]
-    promised = F.coalesce(
-        F.col("eta_us"), F.when(is_task, F.col("deadline_us")), accepted + F.lit(params.processed_sla_us)
+    accepted = sf.col("accepted_us")
+    is_task = sf.col("kind") == KINDS[Kind.TASK_CREATE]
+    promised = sf.coalesce(
+        sf.col("eta_us"), sf.when(is_task, sf.col("deadline_us")), accepted + sf.lit(params.processed_sla_us)
     )
-    bounded = F.least(F.greatest(promised, accepted), accepted + F.lit(_LONGEST_ETA_US))
-    return F.when(accepted.isNotNull(), bounded + F.lit(params.sla_grace_us))
+    bounded = sf.least(sf.greatest(promised, accepted), accepted + sf.lit(_LONGEST_ETA_US))
+    return sf.when(accepted.isNotNull(), bounded + sf.lit(params.sla_grace_us))
 
 
 def end_state(params: Params) -> Column:
     """The code of the end that it came to, as far as the lake knows; null while it is open."""
     outcome, reply = _heard("outcome_us"), _heard("replied_us")
-    is_same_outbox = outbox_of_place(F.col("outcome_place")) == outbox_of_place(F.col("reply_place"))
-    reply_was_first = F.when(is_same_outbox, F.col("reply_place") < F.col("outcome_place")).otherwise(reply < outcome)
+    is_same_outbox = outbox_of_place(sf.col("outcome_place")) == outbox_of_place(sf.col("reply_place"))
+    reply_was_first = sf.when(is_same_outbox, sf.col("reply_place") < sf.col("outcome_place")).otherwise(
+        reply < outcome
+    )
     return (
-        F.when(F.col("dead_us").isNotNull(), _code(DeliveryState.DEAD_LETTER))
-        .when(F.col("incident_us").isNotNull(), _code(DeliveryState.INCIDENT))
-        .when(F.least(outcome, reply) > sla_due_us(params), _code(DeliveryState.INCIDENT))
+        sf.when(sf.col("dead_us").isNotNull(), _code(DeliveryState.DEAD_LETTER))
+        .when(sf.col("incident_us").isNotNull(), _code(DeliveryState.INCIDENT))
+        .when(sf.least(outcome, reply) > sla_due_us(params), _code(DeliveryState.INCIDENT))
         .when(outcome.isNull() & reply.isNotNull(), _code(DeliveryState.REPLIED))
         .when(outcome.isNotNull() & reply.isNull(), _code(DeliveryState.PROCESSED))
         .when(
             outcome.isNotNull(),
-            F.when(reply_was_first, _code(DeliveryState.REPLIED)).otherwise(_code(DeliveryState.PROCESSED)),
+            sf.when(reply_was_first, _code(DeliveryState.REPLIED)).otherwise(_code(DeliveryState.PROCESSED)),
         )
     )
 
 
 def state_at(params: Params) -> Column:
     """The state at `params.now_us`, over the columns of the gold table `lifecycle`."""
-    now, accepted = F.lit(params.now_us), F.col("accepted_us").isNotNull()
-    timed_out = F.col("last_sent_us") + F.lit(params.ack_timeout_us) < now
+    now, accepted = sf.lit(params.now_us), sf.col("accepted_us").isNotNull()
+    timed_out = sf.col("last_sent_us") + sf.lit(params.ack_timeout_us) < now
     return (
-        F.when(F.col("end_state").isNotNull(), F.col("end_state"))
-        .when(accepted & (F.col("sla_due_us") < now), F.lit(str(DeliveryState.INCIDENT)))
-        .when(accepted, F.lit(str(DeliveryState.ACCEPTED)))
-        .when(timed_out, F.lit(str(DeliveryState.RETRY_PENDING)))
-        .otherwise(F.lit(str(DeliveryState.EMITTED)))
+        sf.when(sf.col("end_state").isNotNull(), sf.col("end_state"))
+        .when(accepted & (sf.col("sla_due_us") < now), sf.lit(str(DeliveryState.INCIDENT)))
+        .when(accepted, sf.lit(str(DeliveryState.ACCEPTED)))
+        .when(timed_out, sf.lit(str(DeliveryState.RETRY_PENDING)))
+        .otherwise(sf.lit(str(DeliveryState.EMITTED)))
     )
 
 
 def _is_heard(at: str, by: str) -> Column:
     """Whether it was said by somebody who was asked. Where that is open, whoever answers first is right."""
-    asked = (F.col("to_min"), F.col("to_max"))
-    was_asked = F.col(f"{by}_min").isin(*asked) | F.col(f"{by}_max").isin(*asked)
-    return F.col(at).isNotNull() & (F.col("to_min").isNull() | F.coalesce(was_asked, F.lit(True)))
+    asked = (sf.col("to_min"), sf.col("to_max"))
+    was_asked = sf.col(f"{by}_min").isin(*asked) | sf.col(f"{by}_max").isin(*asked)
+    return sf.col(at).isNotNull() & (sf.col("to_min").isNull() | sf.coalesce(was_asked, sf.lit(True)))
 
 
 def _heard(at: str) -> Column:
-    return F.when(_is_heard(at, "outcome_by"), F.col(at))
+    return sf.when(_is_heard(at, "outcome_by"), sf.col(at))
 
 
 def _code(state: DeliveryState) -> Column:
-    return F.lit(STATES[state])
+    return sf.lit(STATES[state])

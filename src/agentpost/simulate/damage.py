@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from msgspec.structs import replace
 
 from agentpost.lake.manifest import SegmentManifest
 from agentpost.simulate.arrays import Rows
+from agentpost.simulate.arrow import pa
 from agentpost.simulate.columns import segment_columns
 from agentpost.simulate.faults import HARMLESS, Fault
 from agentpost.simulate.plan import World

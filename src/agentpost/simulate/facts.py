@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from msgspec import Struct
 
@@ -15,6 +13,7 @@ from agentpost.auth.signing import to_text
 from agentpost.lake.manifest import facts_path
 from agentpost.lake.schema import FACTS
 from agentpost.simulate.arrays import Rows
+from agentpost.simulate.arrow import pa, pq
 from agentpost.simulate.plan import CAPABILITIES, World
 from agentpost.simulate.rows import code
 from agentpost.simulate.text import mixed, ulids

@@ -110,7 +110,8 @@ class _Maker:
         rows = signals(self.world, self.rng, np.repeat(nodes, SIGNALS_A_BURST), np.repeat(at_us, SIGNALS_A_BURST))
         self.mark(rule, rows[::SIGNALS_A_BURST])
         rows["alone"] = np.repeat(rows["fault"][::SIGNALS_A_BURST], SIGNALS_A_BURST)
-        self.keep(rows)
+        # One more on each side: what is missing stands between others, even where an epoch ends there.
+        self.keep(rows, *(signals(self.world, self.rng, nodes, at_us + aside) for aside in (-1, 1)))
 
     def signal(self, count: int) -> Rows:
         return signals(self.world, self.rng, self.rng.choice(self.steady[1:], count), self.moments(count))
@@ -289,7 +290,7 @@ Builder = Callable[[_Maker, int], None]
 
 # What `segments` does with the signals of a burst.
 _BURSTS: Final[dict[str, str]] = {
-    "regression": "The outbox begins again, at seq 1, in another epoch: with the signals of the burst.",
+    "regression": "The outbox begins again in another epoch, at `seq`, which the epoch before it has used already.",
     "gap": "Some seqs are in no segment; `seq` is the first of them. The chain goes on over them.",
     "fork": "A mirror exported some seqs with other events; `seq` is the first one that differs.",
     "chain_break": "From `seq` on, the chain column does not follow from the bodies; the rest of the segment is right.",

@@ -202,16 +202,19 @@ class _Writer:
                 self._outboxes[node].seal(rng, some, root)
                 self.done.segments += 1
                 for place in np.flatnonzero(some["fault"]):
-                    self._report(self._faults[some["fault"][place] - 1], node, first + int(place), some[place])
+                    self._report(self._faults[int(some["fault"][place]) - 1], node, first + int(place), some[place])
 
     def _write_burst(self, node: int, rows: Rows, root: Path, rng: np.random.Generator) -> None:
-        fault = self._faults[rows["alone"][0] - 1]
-        if fault.rule == "regression":
-            self._epochs[node] += 1
-            self._outboxes[node] = Outbox(self._world, node, self._epochs[node])
-        seq = write_burst(self._world, self._outboxes[node], rng, fault, rows, root)
+        fault = self._faults[int(rows["alone"][0]) - 1]
+        before = self._outboxes[node]
+        seq, chain = before.seq, before.chain
+        shown = write_burst(self._world, before, rng, fault, rows, root)
         self.done.segments += 1 + (fault.rule in ("fork", HARMLESS)) - (fault.rule == "gap")
-        self._report(fault, node, seq, rows[0])
+        if fault.rule == "regression":
+            # As after a disk that was restored without its tail: the burst was lost, and its seqs are used again.
+            self._epochs[node] += 1
+            self._outboxes[node] = Outbox(self._world, node, self._epochs[node], seq=seq, chain=chain)
+        self._report(fault, node, shown, rows[0])
 
     def _report(self, fault: Fault, node: int, seq: int, row: Any) -> None:
         entry = self._entry(fault.rule, node, seq)

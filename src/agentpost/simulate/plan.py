@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.simulate.arrays import Ints
+from agentpost.simulate.arrays import Flags, Floats, Ints
 
-__all__ = ["DEFAULT_END_MS", "FleetPlan", "World"]
+__all__ = ["CAPABILITIES", "DEFAULT_END_MS", "FleetPlan", "World", "policy_number"]
 
 DEFAULT_END_MS: Final = 1_772_496_000_000  # 2026-03-03T00:00:00Z
 _HOUR_US: Final = 3_600_000_000
@@ -89,7 +89,7 @@ class World:
     def node_of(self, agents: Ints) -> Ints:
         return agents % self.plan.nodes
 
-    def is_away(self, nodes: Ints, at_us: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def is_away(self, nodes: Ints, at_us: Ints) -> Flags:
         return (at_us >= self.away_from_us[nodes]) & (at_us < self.away_until_us[nodes])
 
     def when_back(self, rng: np.random.Generator, nodes: Ints, at_us: Ints) -> Ints:
@@ -98,7 +98,7 @@ class World:
         return np.where(self.is_away(nodes, at_us), back, at_us)
 
     @cached_property
-    def _curve(self) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], Ints]:
+    def _curve(self) -> tuple[Floats, Ints]:
         """The share of all work that is begun by each minute: quiet nights, busy days."""
         minutes = np.arange(self.start_us, self.end_us + 60_000_000, 60_000_000, dtype=np.int64)
         in_day = (minutes // 60_000_000) % _MINUTES_A_DAY
@@ -106,7 +106,7 @@ class World:
         done = np.concatenate([[0.0], np.cumsum(load[:-1])])
         return done / done[-1], np.minimum(minutes, self.end_us)
 
-    def moment(self, shares: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Ints:
+    def moment(self, shares: Floats) -> Ints:
         """When that share of all work is begun."""
         done, minutes = self._curve
         return np.interp(shares, done, minutes.astype(np.float64)).astype(np.int64)
@@ -120,3 +120,8 @@ class World:
         # The first node is the seed that observes the others; faults need a few that are always there.
         away[: 1 + count // 2] = False
         return np.where(away, begin, 0), np.where(away, begin + length, 0)
+
+
+def policy_number(world: World, corr_ms: Ints) -> Ints:
+    """The version of the routing policy when a conversation began: it changed once, in the middle of the time."""
+    return 1 + (corr_ms * 1000 >= (world.start_us + world.end_us) // 2).astype(np.int64)

@@ -2,18 +2,17 @@
 
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from agentpost.auth.signing import to_text
 from agentpost.lake.manifest import SegmentManifest, manifest_path, segment_path, signed_bytes
 from agentpost.simulate.arrays import Rows
+from agentpost.simulate.arrow import pa, pq
 from agentpost.simulate.columns import segment_columns
 from agentpost.simulate.plan import World
 
@@ -39,12 +38,14 @@ _manifests = msgspec.json.Encoder()
 class Outbox:
     """The outbox of one node in one epoch, as far as it was written."""
 
-    def __init__(self, world: World, node: int, epoch_number: int = 1) -> None:
+    def __init__(
+        self, world: World, node: int, epoch_number: int = 1, *, seq: int = 0, chain: bytes = FIRST_CHAIN
+    ) -> None:
         self._world = world
         self.node = node
         self.epoch = world.epoch(node, epoch_number)
-        self.seq = 0
-        self.chain = FIRST_CHAIN
+        self.seq = seq
+        self.chain = chain
         self._key = world.signing_key(node)
 
     def skip(self, rng: np.random.Generator, rows: Rows) -> None:
@@ -63,7 +64,7 @@ class Outbox:
 
     def write(
         self,
-        table: pa.Table,
+        table: Any,
         root: Path,
         first_seq: int,
         before: bytes,
@@ -92,7 +93,7 @@ class Outbox:
             root, manifest, signing=self._key if sealed_by is None else self._world.signing_key(sealed_by)
         )
 
-    def replace_content(self, root: Path, manifest: SegmentManifest, raw: pa.Buffer) -> None:
+    def replace_content(self, root: Path, manifest: SegmentManifest, raw: bytes) -> None:
         """Another file, and a manifest that vouches for it."""
         _put(root / manifest.path, raw)
         changed = replace(manifest, size_bytes=len(raw), sha256=sha256(raw).hexdigest(), signature="")
@@ -107,7 +108,7 @@ def write_manifest(root: Path, manifest: SegmentManifest, signing: Ed25519Privat
     return manifest
 
 
-def parquet_bytes(table: pa.Table) -> pa.Buffer:
+def parquet_bytes(table: Any) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -117,9 +118,9 @@ def parquet_bytes(table: pa.Table) -> pa.Buffer:
         write_statistics=["seq", "created_us", "event_hour", "ref_hour", "task_hour"],
         store_schema=False,
     )
-    return sink.getvalue()
+    return sink.getvalue()  # a buffer is as good as bytes here, and is not copied
 
 
-def _put(path: Path, raw: bytes | pa.Buffer) -> None:
+def _put(path: Path, raw: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raw)

@@ -130,7 +130,7 @@ def tasks(world: World, rng: np.random.Generator, talk: Talk) -> list[Rows]:
         update["progress"] = 33 * number
         rows += [update, *taken(world, rng, update)]
     done = said(root, COMPLETE, peer, done_us, step=50)
-    return rows + [done, *taken(world, rng, done)]
+    return [*rows, done, *taken(world, rng, done)]
 
 
 def signals(world: World, rng: np.random.Generator, nodes: Ints, at_us: Ints) -> Rows:
@@ -195,7 +195,7 @@ def ack(event: Rows, agents: Ints, at_us: Ints, ack_type: int, *, step: int) -> 
 def taken(world: World, rng: np.random.Generator, event: Rows) -> list[Rows]:
     """The acknowledgements of events with one recipient."""
     peer = event["peers"][:, 0].astype(np.int64)
-    accepted_us, waits = delivered(world, rng, world.node_of(peer), event["t_us"])
+    accepted_us, _ = delivered(world, rng, world.node_of(peer), event["t_us"])
     event["route"] = _ANSWER
     done_us = world.when_back(
         rng, world.node_of(peer), accepted_us + 1000 + (rng.random(len(event)) * 3e5).astype(np.int64)

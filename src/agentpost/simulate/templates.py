@@ -6,7 +6,7 @@ in anything else (their kind, how many recipients, which optional fields) have d
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -188,7 +188,7 @@ def _sample(shape: Shape) -> Event:
     kind = KINDS[shape.kind]
     peers, nodes = _PEERS[: max(shape.fan, 1)], _PEER_NODES[: max(shape.fan, 1)]
     is_signal = kind == "signal"
-    head = {
+    head: dict[str, Any] = {
         "event_id": EventId("evt_" + _ID),
         "seq": _SEQ,
         "source_node_id": _NODE,

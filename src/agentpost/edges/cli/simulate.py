@@ -79,13 +79,13 @@ def release_command(
 
 def _parts(text: str) -> tuple[float, ...]:
     try:
-        shares = tuple(float(share) for share in text.split(","))
+        shares = [float(share) for share in text.split(",")]
     except ValueError:
         raise Refusal(
             Code.INVALID_FIELD, f"{text!r:.40} is no number of batches", field="batches", hint="Use 4, or 99,1."
         ) from None
     if len(shares) > 1:
-        return shares
+        return tuple(shares)
     if not 1 <= shares[0] <= 10_000:
         raise Refusal(Code.INVALID_FIELD, "there can be 1 to 10000 batches", field="batches")
     return (1.0,) * int(shares[0])

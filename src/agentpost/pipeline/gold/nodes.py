@@ -1,7 +1,7 @@
 """`nodes` and `outboxes`: what the hashes in silver stand for."""
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from agentpost.pipeline.codes import name_hash, outbox_code
 
@@ -10,9 +10,9 @@ __all__ = ["node_names", "outboxes", "with_names"]
 
 def node_names(segments: DataFrame, facts: DataFrame) -> DataFrame:
     """Every node that wrote an outbox or that somebody told of: `node_hash`, `node`."""
-    told = facts.where(F.col("topic") == "node").select(F.col("key").alias("node"))
+    told = facts.where(sf.col("topic") == "node").select(sf.col("key").alias("node"))
     names = segments.select("node").unionByName(told).distinct()
-    return names.select(name_hash(F.col("node")).alias("node_hash"), "node")
+    return names.select(name_hash(sf.col("node")).alias("node_hash"), "node")
 
 
 def outboxes(segments: DataFrame) -> DataFrame:
@@ -21,8 +21,8 @@ def outboxes(segments: DataFrame) -> DataFrame:
         segments.select("node", "epoch")
         .distinct()
         .select(
-            name_hash(F.col("node")).alias("node_hash"),
-            outbox_code(F.col("node"), F.col("epoch")).alias("outbox_code"),
+            name_hash(sf.col("node")).alias("node_hash"),
+            outbox_code(sf.col("node"), sf.col("epoch")).alias("outbox_code"),
             "node",
             "epoch",
         )
@@ -35,8 +35,8 @@ def with_names(rows: DataFrame, names: DataFrame, **columns: str) -> DataFrame:
     A node that nobody ever told of keeps its number, in hex, so that two of them stay two.
     """
     for hashed, named in columns.items():
-        lookup = F.broadcast(names.select(F.col("node_hash").alias(f"_{hashed}"), F.col("node").alias(f"_{named}")))
-        joined = rows.join(lookup, F.col(hashed) == F.col(f"_{hashed}"), how="left")
-        name = F.coalesce(F.col(f"_{named}"), F.concat(F.lit("#"), F.lower(F.hex(hashed))))
-        rows = joined.select(*[name.alias(named) if each == hashed else F.col(each) for each in rows.columns])
+        lookup = sf.broadcast(names.select(sf.col("node_hash").alias(f"_{hashed}"), sf.col("node").alias(f"_{named}")))
+        joined = rows.join(lookup, sf.col(hashed) == sf.col(f"_{hashed}"), how="left")
+        name = sf.coalesce(sf.col(f"_{named}"), sf.concat(sf.lit("#"), sf.lower(sf.hex(hashed))))
+        rows = joined.select(*[name.alias(named) if each == hashed else sf.col(each) for each in rows.columns])
     return rows

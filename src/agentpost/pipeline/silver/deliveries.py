@@ -8,7 +8,7 @@ All of them have the hour of the event's id, so they meet in one hour whenever t
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from agentpost.delivery.incidents import STATUS_REQUEST
 from agentpost.pipeline.codes import (
@@ -91,115 +91,115 @@ def merge(rows: DataFrame) -> DataFrame:
 def _merged(name: str, how: str) -> Column:
     match how:
         case "sum":
-            return F.sum(name)
+            return sf.sum(name)
         case "min":
-            return F.min(name)
+            return sf.min(name)
         case "max":
-            return F.max(name)
+            return sf.max(name)
         case _:
-            return F.bit_or(name)
+            return sf.bit_or(name)
 
 
 def _sends(bronze: DataFrame) -> DataFrame:
-    place = place_of(F.col("node"), F.col("epoch"), F.col("seq"))
-    sent = bronze.where(~F.col("kind").isin(*_NOT_DELIVERED)).select(
-        F.col("event_hour").alias("hour"),
+    place = place_of(sf.col("node"), sf.col("epoch"), sf.col("seq"))
+    sent = bronze.where(~sf.col("kind").isin(*_NOT_DELIVERED)).select(
+        sf.col("event_hour").alias("hour"),
         "event_id",
-        F.inline(F.arrays_zip("to_agents", "to_nodes")).alias("recipient", "to_node"),
-        code_of(F.col("kind"), KINDS).alias("kind"),
-        bit_of(F.least(F.col("attempt"), F.lit(_MOST_ATTEMPTS)) - 1).alias("attempt_bits"),
-        bits_of(F.col("route_decision"), ROUTES).alias("routes"),
-        name_hash(F.col("node")).alias("source"),
+        sf.inline(sf.arrays_zip("to_agents", "to_nodes")).alias("recipient", "to_node"),
+        code_of(sf.col("kind"), KINDS).alias("kind"),
+        bit_of(sf.least(sf.col("attempt"), sf.lit(_MOST_ATTEMPTS)) - 1).alias("attempt_bits"),
+        bits_of(sf.col("route_decision"), ROUTES).alias("routes"),
+        name_hash(sf.col("node")).alias("source"),
         "created_us",
         "expires_us",
         "deadline_us",
         place.alias("place"),
     )
-    to_node = name_hash(F.col("to_node"))
+    to_node = name_hash(sf.col("to_node"))
     return _row(
         sent,
-        sends=F.lit(1),
-        attempt_bits=F.col("attempt_bits"),
-        kind=F.col("kind"),
-        routes=F.col("routes"),
-        source=F.col("source"),
+        sends=sf.lit(1),
+        attempt_bits=sf.col("attempt_bits"),
+        kind=sf.col("kind"),
+        routes=sf.col("routes"),
+        source=sf.col("source"),
         to_min=to_node,
         to_max=to_node,
-        emitted_us=F.col("created_us"),
-        last_sent_us=F.col("created_us"),
-        expires_us=F.col("expires_us"),
-        deadline_us=F.col("deadline_us"),
-        send_place=F.col("place"),
-        last_send_place=F.col("place"),
+        emitted_us=sf.col("created_us"),
+        last_sent_us=sf.col("created_us"),
+        expires_us=sf.col("expires_us"),
+        deadline_us=sf.col("deadline_us"),
+        send_place=sf.col("place"),
+        last_send_place=sf.col("place"),
     )
 
 
 def _answers(bronze: DataFrame) -> DataFrame:
-    kind, ack_type = F.col("kind"), F.col("ack_type")
+    kind, ack_type = sf.col("kind"), sf.col("ack_type")
     is_ack, is_reply, is_dead = kind == Kind.ACK, kind == Kind.REPLY, kind == Kind.DEAD_LETTER
-    said = bronze.where(kind.isin(*_ANSWERS) & F.col("ref_event_id").isNotNull()).select(
-        F.col("ref_hour").alias("hour"),
-        F.col("ref_event_id").alias("event_id"),
-        F.when(is_ack, F.col("acked_by_agent"))
-        .when(is_reply, F.col("source_agent"))
-        .otherwise(F.col("dead_for_agent"))
+    said = bronze.where(kind.isin(*_ANSWERS) & sf.col("ref_event_id").isNotNull()).select(
+        sf.col("ref_hour").alias("hour"),
+        sf.col("ref_event_id").alias("event_id"),
+        sf.when(is_ack, sf.col("acked_by_agent"))
+        .when(is_reply, sf.col("source_agent"))
+        .otherwise(sf.col("dead_for_agent"))
         .alias("recipient"),
-        (is_ack & (F.col("acked_by_node") != F.col("node"))).alias("is_forged"),
+        (is_ack & (sf.col("acked_by_node") != sf.col("node"))).alias("is_forged"),
         (is_ack & (ack_type == AckType.ACCEPTED)).alias("is_accepted"),
         (is_ack & (ack_type != AckType.ACCEPTED)).alias("is_outcome"),
         (is_ack & (ack_type == AckType.FAILED_TERMINAL)).alias("is_failure"),
         is_reply.alias("is_reply"),
         is_dead.alias("is_dead"),
-        ((kind == Kind.SIGNAL) & (F.col("signal") == STATUS_REQUEST)).alias("is_incident"),
-        F.coalesce("acked_us", "ended_us", "created_us").alias("at_us"),
+        ((kind == Kind.SIGNAL) & (sf.col("signal") == STATUS_REQUEST)).alias("is_incident"),
+        sf.coalesce("acked_us", "ended_us", "created_us").alias("at_us"),
         "eta_us",
-        code_of(F.col("reason"), DEAD_REASONS, other=OTHER_REASON).alias("reason"),
-        name_hash(F.col("node")).alias("by"),
-        place_of(F.col("node"), F.col("epoch"), F.col("seq")).alias("place"),
+        code_of(sf.col("reason"), DEAD_REASONS, other=OTHER_REASON).alias("reason"),
+        name_hash(sf.col("node")).alias("by"),
+        place_of(sf.col("node"), sf.col("epoch"), sf.col("seq")).alias("place"),
     )
-    said = said.where(F.col("recipient").isNotNull() & _is_counted())
-    is_forged = F.col("is_forged")
-    is_accepted = F.col("is_accepted") & ~is_forged
-    is_outcome = F.col("is_outcome") & ~is_forged
-    is_reply, is_dead = F.col("is_reply"), F.col("is_dead")
-    at, by, place = F.col("at_us"), F.col("by"), F.col("place")
+    said = said.where(sf.col("recipient").isNotNull() & _is_counted())
+    is_forged = sf.col("is_forged")
+    is_accepted = sf.col("is_accepted") & ~is_forged
+    is_outcome = sf.col("is_outcome") & ~is_forged
+    is_reply, is_dead = sf.col("is_reply"), sf.col("is_dead")
+    at, by, place = sf.col("at_us"), sf.col("by"), sf.col("place")
     return _row(
         said,
-        accepts=F.when(is_accepted, F.lit(1)),
-        accepted_us=F.when(is_accepted, at),
-        accepted_by_min=F.when(is_accepted, by),
-        accepted_by_max=F.when(is_accepted, by),
-        accept_place=F.when(is_accepted, place),
-        last_accept_place=F.when(is_accepted, place),
-        eta_us=F.when(is_accepted, F.col("eta_us")),
-        outcomes=F.when(is_outcome, F.lit(1)),
-        failures=F.when(F.col("is_failure") & ~is_forged, F.lit(1)),
-        outcome_us=F.when(is_outcome, at),
-        outcome_place=F.when(is_outcome, place),
-        replies=F.when(is_reply, F.lit(1)),
-        replied_us=F.when(is_reply, at),
-        reply_place=F.when(is_reply, place),
-        outcome_by_min=F.when(is_outcome | is_reply, by),
-        outcome_by_max=F.when(is_outcome | is_reply, by),
-        forged=F.when(is_forged, F.lit(1)),
-        forged_place=F.when(is_forged, place),
-        forged_by=F.when(is_forged, by),
-        dead_letters=F.when(is_dead, F.lit(1)),
-        dead_us=F.when(is_dead, at),
-        dead_reason=F.when(is_dead, F.col("reason")),
-        dead_place=F.when(is_dead, place),
-        incident_us=F.when(F.col("is_incident"), at),
+        accepts=sf.when(is_accepted, sf.lit(1)),
+        accepted_us=sf.when(is_accepted, at),
+        accepted_by_min=sf.when(is_accepted, by),
+        accepted_by_max=sf.when(is_accepted, by),
+        accept_place=sf.when(is_accepted, place),
+        last_accept_place=sf.when(is_accepted, place),
+        eta_us=sf.when(is_accepted, sf.col("eta_us")),
+        outcomes=sf.when(is_outcome, sf.lit(1)),
+        failures=sf.when(sf.col("is_failure") & ~is_forged, sf.lit(1)),
+        outcome_us=sf.when(is_outcome, at),
+        outcome_place=sf.when(is_outcome, place),
+        replies=sf.when(is_reply, sf.lit(1)),
+        replied_us=sf.when(is_reply, at),
+        reply_place=sf.when(is_reply, place),
+        outcome_by_min=sf.when(is_outcome | is_reply, by),
+        outcome_by_max=sf.when(is_outcome | is_reply, by),
+        forged=sf.when(is_forged, sf.lit(1)),
+        forged_place=sf.when(is_forged, place),
+        forged_by=sf.when(is_forged, by),
+        dead_letters=sf.when(is_dead, sf.lit(1)),
+        dead_us=sf.when(is_dead, at),
+        dead_reason=sf.when(is_dead, sf.col("reason")),
+        dead_place=sf.when(is_dead, place),
+        incident_us=sf.when(sf.col("is_incident"), at),
     )
 
 
 def _is_counted() -> Column:
     """Signals are many things; only the status request says what became of a delivery."""
-    return F.col("is_accepted") | F.col("is_outcome") | F.col("is_reply") | F.col("is_dead") | F.col("is_incident")
+    return sf.col("is_accepted") | sf.col("is_outcome") | sf.col("is_reply") | sf.col("is_dead") | sf.col("is_incident")
 
 
 def _row(rows: DataFrame, **values: Column) -> DataFrame:
     """The key and all columns; what is not given is null."""
-    missing = F.lit(None)
+    missing = sf.lit(None)
     return rows.select(
         *_KEY, *[values.get(name, missing).cast(kind).alias(name) for name, (_, kind) in COLUMNS.items()]
     )
