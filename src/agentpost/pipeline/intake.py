@@ -1,4 +1,4 @@
-"""What is new in the lake, which part of it is used, and what is wrong with it: bronze as a checked list (OBS-4, OBS-5).
+"""What is new in the lake, which part of it is used, what is wrong with it: bronze as a checked list (OBS-4, OBS-5).
 
 Bronze is no copy. It is the `segments` table: every segment that was looked at, with the ranges of seqs that are read
 from it. Each seq of an outbox is read from one segment only, whoever exported it, and however often.
@@ -53,6 +53,7 @@ SEGMENTS: Final = _schema(
         # The ranges that are read; none if the segment is quarantined, or if others cover it.
         ("slice_first", _longs),
         ("slice_last", _longs),
+        ("newest_us", pa.int64()),  # when the newest event of it was made
     ],
     ["reason"],  # why it is quarantined
 )
@@ -73,7 +74,7 @@ QUARANTINE: Final = _schema(
 CHANGE_LOGS: Final = _schema([("name", _text), ("size", pa.int64()), ("stamp", pa.int64())])
 
 _manifests = msgspec.json.Decoder(SegmentManifest)
-_FROM_THE_SEQUENCE: Final = frozenset({"gap", "regression", "bad_segment"})
+_FROM_THE_SEQUENCE: Final = frozenset({"gap", "bad_segment"})
 
 Check = Callable[[Sequence[Claim]], Iterable[Verdict]]
 
@@ -158,7 +159,6 @@ def take_in(lake: Files, known: Known, new: NewInput, *, check: Check) -> Intake
     verdicts = {each.name: each for each in check([one for one in claims if one.manifest.sha256 not in files])}
     findings = [one for one in _findings_of(known.findings) if not _is_of_the_sequence(one)]
     added = [_unread_segment(item, reason) for item, reason in new.unread]
-    newest_us = 0
     for one in added:
         outboxes[one.node, one.epoch].append(one)
     for item, manifest in new.manifests:
@@ -171,7 +171,6 @@ def take_in(lake: Files, known: Known, new: NewInput, *, check: Check) -> Intake
         outbox.append(segment)
         added.append(segment)
         quarantine += _left_out(segment, verdict)
-        newest_us = max(newest_us, verdict.newest_us)
     quarantine += [_quarantined(one.manifest, one, one.reason or "") for one in added[: len(new.unread)]]
     findings += sequence_findings(outboxes)
     return Intake(
@@ -181,7 +180,7 @@ def take_in(lake: Files, known: Known, new: NewInput, *, check: Check) -> Intake
         facts=facts,
         change_logs=pa.Table.from_pylist([item._asdict() for item in new.change_logs], CHANGE_LOGS),
         events=sum(last - first + 1 for one in added for first, last in one.slices),
-        newest_us=newest_us,
+        newest_us=max((one.newest_us for one in added), default=0),
     )
 
 
@@ -206,6 +205,7 @@ def _segment(item: Listed, manifest: SegmentManifest, verdict: Verdict, outbox: 
         manifest_size=item.size,
         manifest_stamp=item.stamp,
         slices=slices,
+        newest_us=verdict.newest_us,
         reason=verdict.reason,
     )
 
@@ -230,6 +230,7 @@ def _unread_segment(item: Listed, reason: str) -> Segment:
         manifest_size=item.size,
         manifest_stamp=item.stamp,
         slices=(),
+        newest_us=0,
         reason=reason,
     )
 

@@ -1,4 +1,4 @@
-"""Outboxes as their segments tell them: what is missing, what is there twice and differs, what began again (OBS-7)."""
+"""Outboxes as their segments tell them: what is missing, broken, or there twice with a difference (OBS-7)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
@@ -34,6 +34,7 @@ class Segment(Struct, frozen=True, kw_only=True):
     manifest_size: int
     manifest_stamp: int
     slices: Ranges
+    newest_us: int
     reason: str | None
 
     @classmethod
@@ -57,18 +58,12 @@ Outboxes = Mapping[tuple[str, str], list[Segment]]
 def sequence_findings(outboxes: Outboxes) -> list[Finding]:
     """What is open now, over all that is known: what a later segment fills or heals is not found any more."""
     found: list[Finding] = []
-    begun: dict[str, list[Segment]] = {}
     for segments in outboxes.values():
-        good = sorted((one for one in segments if one.reason is None), key=lambda one: one.first_seq)
+        good = [one for one in segments if one.reason is None]
         bad = _open_bad(segments, good)
         found += [_finding(one, "bad_segment", one.first_seq, one.reason or "") for one in bad]
         found += _gaps(good, bad)
         found += _broken_joints(good)
-        if good:
-            begun.setdefault(good[0].node, []).append(min(good, key=lambda one: one.sealed_at_us))
-    for starts in begun.values():
-        for start in sorted(starts, key=lambda one: (one.sealed_at_us, one.epoch))[1:]:
-            found.append(_finding(start, "regression", start.first_seq, "the outbox begins again, in another epoch"))
     return found
 
 
@@ -83,12 +78,13 @@ def _open_bad(segments: Sequence[Segment], good: Sequence[Segment]) -> list[Segm
 
 
 def _gaps(good: Sequence[Segment], bad: Sequence[Segment]) -> list[Finding]:
-    """Seqs that nobody exported, up to the last one that somebody did."""
-    known = [*good, *bad]
+    """Seqs that nobody exported, between the first and the last one that somebody did."""
+    known = [*good, *(one for one in bad if one.last_seq >= one.first_seq)]
     if not known:
         return []
     last = max(known, key=lambda one: one.last_seq)
-    missing = subtract((1, last.last_seq), [one.seqs for one in known])
+    first_seq = min(one.first_seq for one in known)
+    missing = subtract((first_seq, last.last_seq), [one.seqs for one in known])
     return [_finding(last, "gap", first, f"seq {first} to {end} are in no segment") for first, end in missing]
 
 

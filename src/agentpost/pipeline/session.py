@@ -36,6 +36,8 @@ _SETTINGS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # What a run wrote counts once its version names it, so that files need no second move.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.parquet.summary.metadata.level": "NONE",
     # Pages and row groups small enough that an hour can be read without its neighbours.
     "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
@@ -81,9 +83,10 @@ def open_session(
     options = (
         "-Xss16m",
         "-XX:+UseParallelGC",
+        # Spark writes one method for a whole stage; unless told so, the JVM leaves large ones uncompiled.
+        "-XX:-DontCompileHugeMethods",
         "-Xlog:disable",
         f"-Dlog4j2.configurationFile=file:{log_settings}",
-        "-Dderby.system.durability=test",
         *java_options,
         *archive.options,
     )
@@ -143,9 +146,9 @@ def stop_session(spark: "SparkSession") -> None:
 
 
 @contextlib.contextmanager
-def spark_session(*, master: str = LOCAL) -> Iterator["SparkSession"]:
+def spark_session(*, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
     """A session for as long as the block runs."""
-    spark = open_session(master=master)
+    spark = open_session(master=master, settings=settings)
     try:
         yield spark
     finally:

@@ -1,8 +1,8 @@
 """The warehouse: tables as plain Parquet files, and versions that say which files, and which hours in them, count.
 
 A run writes its files under a name of its own, then one version file that nobody else can have written, then moves the
-pointer `CURRENT`. Whoever reads starts at the pointer, so that a run is seen whole or not at all; what a killed run left
-is in no version, and goes with the next one. There is no other state: everything comes in exactly once.
+pointer `CURRENT`. Whoever reads starts at the pointer, so that a run is seen whole or not at all; what a killed run
+left is in no version, and goes with the next one. There is no other state: everything comes in exactly once.
 
     CURRENT                                   the number of the version that counts
     versions/000000000042.json                the files of every table
@@ -33,7 +33,7 @@ _KEEP_SECONDS: Final = 600
 
 
 class DataFile(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One Parquet file of a table. Tables by hour: `hours` are those whose rows count, `is_partial` if others do not."""
+    """One Parquet file of a table. By hour: `hours` are those whose rows count, `is_partial` if others do not."""
 
     path: str
     rows: int
@@ -53,6 +53,8 @@ class Version(Struct, frozen=True, kw_only=True, rename="camel"):
     events: int = 0
     newest_us: int = 0  # when the newest event that is read was made
     tables: dict[str, tuple[DataFile, ...]] = {}
+    # Of the tables that Spark writes, as Spark tells them: so nobody has to open files to know.
+    schemas: dict[str, str] = {}
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
