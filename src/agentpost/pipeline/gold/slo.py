@@ -18,8 +18,8 @@ def build(inputs: GoldInputs) -> DataFrame:
     """One row for each objective and window.
 
     "delivery": `good` of `total` deliveries between online nodes were accepted within the objective. `burn_rate` 1
-    means that exactly the share that may be late is late. "backlog": `total` minutes in which a backlog changed, `good` of
-    them without an alert; a single alert burns.
+    means that exactly the share that may be late is late. "backlog": `total` minutes in which a backlog changed, `good`
+    of them without an alert; a single alert burns.
     """
     params = inputs.params
     windows = inputs.spark.createDataFrame(list(WINDOWS.items()), "window string, hours int")
