@@ -5,11 +5,15 @@
 The cost follows what is new: hours that nothing new speaks of are not touched, whenever what is new arrives.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
@@ -187,8 +191,7 @@ class _Batch:
 
     def _build_silver(self, intake: Intake, *, small: bool) -> frozenset[int]:
         """Write the partials of new events; gives the hours that they speak of."""
-        rows = cast("list[dict[str, Any]]", intake.segments.to_pylist())
-        used = [row for row in rows if row["slice_first"]]
+        used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
         if not used:
             return frozenset()
         events = bronze_events(self._spark, self._lake, used)
@@ -302,7 +305,7 @@ class _Batch:
             self._writer.schemas[table.name] = table.build(inputs).schema.json()
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Generator[None]:
         start = time.perf_counter()
         yield
         self._seconds[name] = round(time.perf_counter() - start, 3)
@@ -322,7 +325,7 @@ def check_in_workers(spark: SparkSession, lake: str, claims: Sequence[Claim]) ->
     dealt = [ordered[start::parts] for start in range(parts)]
     work = context.parallelize([encode(part) for part in dealt], parts)
     context.setJobDescription("checking segments")
-    answers = cast("list[bytes]", work.map(lambda part: _check_part(lake, part)).collect())
+    answers = work.map(lambda part: _check_part(lake, part)).collect()
     decode = msgspec.msgpack.Decoder(list[Verdict]).decode
     return [verdict for answer in answers for verdict in decode(answer)]
 

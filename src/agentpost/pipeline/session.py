@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -146,7 +146,7 @@ def stop_session(spark: "SparkSession") -> None:
 
 
 @contextlib.contextmanager
-def spark_session(*, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
+def spark_session(*, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Generator["SparkSession"]:
     """A session for as long as the block runs."""
     spark = open_session(master=master, settings=settings)
     try:

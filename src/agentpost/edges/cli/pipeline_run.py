@@ -79,8 +79,7 @@ def run(
         status.stop()
         with phase_bars(spark, stderr) as bars:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
-            hook = {} if bars is None else {"at_phase": bars.at_phase}
-            result = run_batch(spark, files, tables, options, **hook)
+            result = run_batch(spark, files, tables, options, at_phase=bars.at_phase)
         told = _hand_back(spark, tables, now_us) if feedback else None
         elapsed = time.perf_counter() - start
         if output is Format.JSON:
@@ -173,8 +172,7 @@ def compact(
     with stderr.status("starting Spark") as status, spark_session(master=master) as spark:
         status.stop()
         with phase_bars(spark, stderr) as bars:
-            hook = {} if bars is None else {"at_phase": bars.at_phase}
-            done = compact_tables(spark, tables, **hook)
+            done = compact_tables(spark, tables, at_phase=bars.at_phase)
     if output is Format.JSON:
         print_json(done)
         return
@@ -216,7 +214,7 @@ def sql(
 
 
 def _rows(found: "pa.Table") -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", found.to_pylist())
+    return found.to_pylist()
 
 
 def _print_csv(found: "pa.Table") -> None:
