@@ -13,6 +13,7 @@ from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.mail import mail_routes
+from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
 from agentpost.edges.seed_link import Seed, SeedLinks
 from agentpost.gateway import Gateway, GatewayStatus
@@ -124,6 +125,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *mail_routes(gateway.engine),
             *agent_routes(gateway.engine),
             *record_routes(gateway.engine),
+            *pipeline_routes(gateway),
             status,
             shutdown,
             invite,
