@@ -61,6 +61,7 @@ ROUTES: Final[Mapping[str, int]] = {
     Decision.FALLBACK: 2,
     Decision.WAIT: 4,
     Decision.UNROUTABLE: 8,
+    "answer": 16,
 }
 
 # A place is an outbox and a seq in one number: 23 bits of a hash over (node, epoch), 40 of the seq. It sorts by seq

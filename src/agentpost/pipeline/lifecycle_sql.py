@@ -9,8 +9,8 @@ stay. The lake has the signals and not that order, so it is put together again:
   lower seq came first. If a restored gateway said them in two epochs, the time decides.
 - An outcome that was said after the SLA had run out came too late: the sender's timer was first. Here the recipient's
   clock is held against the SLA, so for an outcome within a second or so of the limit the two may disagree.
-- No event says that an ACK timed out: a send that is older than the timeout and unanswered counts as RetryPending, also
-  where the sender knows that the gateway is away and waits.
+- No event says that an ACK timed out, nor when a resend was made: what is older than the timeout and unanswered counts
+  as RetryPending, also where the sender knows that the gateway is away and waits.
 - What a gateway says that was never asked is not heard (`wrong_acker`).
 
 A test walks the real table with every order of signals and compares.
@@ -26,7 +26,7 @@ from agentpost.pipeline.params import Params
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
 
-__all__ = ["end_state", "is_accepted", "is_answered", "sla_due_us", "state_at"]
+__all__ = ["end_state", "is_accepted", "was_asked", "is_answered", "sla_due_us", "state_at"]
 
 _LONGEST_ETA_US: Final = 365 * 86_400 * 1_000_000
 
@@ -74,7 +74,7 @@ def end_state(params: Params) -> Column:
 def state_at(params: Params) -> Column:
     """The state at `params.now_us`, over the columns of the gold table `lifecycle`."""
     now, accepted = sf.lit(params.now_us), sf.col("accepted_us").isNotNull()
-    timed_out = sf.col("last_sent_us") + sf.lit(params.ack_timeout_us) < now
+    timed_out = sf.col("emitted_us") + sf.lit(params.ack_timeout_us) < now
     return (
         sf.when(sf.col("end_state").isNotNull(), sf.col("end_state"))
         .when(accepted & (sf.col("sla_due_us") < now), sf.lit(str(DeliveryState.INCIDENT)))
@@ -86,9 +86,12 @@ def state_at(params: Params) -> Column:
 
 def _is_heard(at: str, by: str) -> Column:
     """Whether it was said by somebody who was asked. Where that is open, whoever answers first is right."""
-    asked = (sf.col("to_min"), sf.col("to_max"))
-    was_asked = sf.col(f"{by}_min").isin(*asked) | sf.col(f"{by}_max").isin(*asked)
-    return sf.col(at).isNotNull() & (sf.col("to_min").isNull() | sf.coalesce(was_asked, sf.lit(True)))
+    return sf.col(at).isNotNull() & (was_asked(sf.col(f"{by}_min")) | was_asked(sf.col(f"{by}_max")))
+
+
+def was_asked(gateway: Column) -> Column:
+    """Whether a send names this gateway, or none of them names any."""
+    return sf.col("to_min").isNull() | gateway.isin(sf.col("to_min"), sf.col("to_max"))
 
 
 def _heard(at: str) -> Column:

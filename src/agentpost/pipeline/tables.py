@@ -3,14 +3,30 @@
 Knows neither files nor versions: a table is a function of DataFrames.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from agentpost.pipeline.gold import lifecycle
+from agentpost.pipeline.gold import (
+    backlog,
+    cursors,
+    delivery_findings,
+    delivery_minutes,
+    integrity,
+    latency,
+    lifecycle,
+    names_table,
+    open_deliveries,
+    rates,
+    reviews,
+    slo,
+    throughput,
+)
+from agentpost.pipeline.gold import tasks as gold_tasks
+from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.params import Params
-from agentpost.pipeline.silver import deliveries
+from agentpost.pipeline.silver import deliveries, minutes, names, tasks
 
 __all__ = ["GOLD", "SILVER", "GoldInputs", "GoldTable", "Params", "SilverTable"]
 
@@ -28,38 +44,37 @@ class SilverTable(NamedTuple):
     merge: Callable[[DataFrame], DataFrame]
 
 
-class GoldInputs(NamedTuple):
-    """What a gold table may be computed from.
-
-    For scope "hour", `silver` holds the merged rows of the touched hours. For scope "fleet", `hour_gold` holds the hour
-    tables of all hours. `facts` has the columns of a change log; `segments` is one row for each segment that is read:
-    node, epoch, first_seq, last_seq, sealed_at_us, sealed_by, start_chain, end_chain, path; `findings` is what the
-    intake found wrong: rule, node, epoch, seq, event_id, agent_id, corr_id, at_us, text. All of the whole lake.
-    """
-
-    spark: SparkSession
-    silver: Mapping[str, DataFrame]
-    hour_gold: Mapping[str, DataFrame]
-    facts: DataFrame
-    segments: DataFrame
-    findings: DataFrame
-    params: Params
-
-
 class GoldTable(NamedTuple):
-    """One table for readers. A table of scope "hour" has an int column `hour` and is computed for touched hours only."""
+    """One table for readers. A table of scope "hour" has an int column `hour`; only touched hours are computed."""
 
     name: str
     scope: Literal["hour", "fleet"]
     build: Callable[[GoldInputs], DataFrame]
 
 
-def _lifecycle(inputs: GoldInputs) -> DataFrame:
-    return lifecycle.build(
-        inputs.silver["deliveries"], segments=inputs.segments, facts=inputs.facts, params=inputs.params
-    )
+SILVER: Final = (
+    SilverTable("deliveries", deliveries.partials, deliveries.merge),
+    SilverTable("tasks", tasks.partials, tasks.merge),
+    SilverTable("minutes", minutes.partials, minutes.merge),
+    SilverTable("names", names.partials, names.merge),
+)
 
-
-SILVER: Final[tuple[SilverTable, ...]] = (SilverTable("deliveries", deliveries.partials, deliveries.merge),)
-
-GOLD: Final[tuple[GoldTable, ...]] = (GoldTable("lifecycle", "hour", _lifecycle),)
+GOLD: Final = (
+    GoldTable("lifecycle", "hour", lifecycle.build),
+    GoldTable("tasks", "hour", gold_tasks.build),
+    GoldTable("latency", "hour", latency.build),
+    GoldTable("throughput", "hour", throughput.build),
+    GoldTable("rates", "hour", rates.build),
+    GoldTable("delivery_minutes", "hour", delivery_minutes.build),
+    GoldTable("open_deliveries", "hour", open_deliveries.build),
+    GoldTable("delivery_findings", "hour", delivery_findings.build),
+    GoldTable("routing_misses", "hour", reviews.routing_misses),
+    GoldTable("names", "hour", names_table.build),
+    GoldTable("ack_lag", "fleet", cursors.ack_lag),
+    GoldTable("watermarks", "fleet", cursors.watermarks),
+    GoldTable("backlog", "fleet", backlog.build),
+    GoldTable("slo", "fleet", slo.build),
+    GoldTable("integrity", "fleet", integrity.integrity),
+    GoldTable("observed", "fleet", integrity.observed),
+    GoldTable("reviews", "fleet", reviews.build),
+)

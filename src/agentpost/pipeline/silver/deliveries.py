@@ -22,6 +22,8 @@ from agentpost.pipeline.codes import (
     name_hash,
     place_of,
 )
+from agentpost.pipeline.silver import merging
+from agentpost.pipeline.silver.merging import rows_of
 from agentpost.protocol.payloads import AckType, Kind
 
 __all__ = ["COLUMNS", "merge", "partials"]
@@ -30,18 +32,17 @@ _NOT_DELIVERED: Final = (Kind.ACK, Kind.SIGNAL, Kind.DEAD_LETTER)
 _ANSWERS: Final = (Kind.ACK, Kind.REPLY, Kind.SIGNAL, Kind.DEAD_LETTER)
 _MOST_ATTEMPTS: Final = 62  # what the bits of a long can tell apart; all later ones share a bit
 
-# Every column, how two values of it become one, and its type.
-COLUMNS: Final = {
+COLUMNS: Final[merging.Columns] = {
     # The event itself.
     "sends": ("sum", "bigint"),
     "attempt_bits": ("bit_or", "bigint"),  # bit n - 1: there was an attempt n
     "kind": ("max", "int"),
+    "capability": ("max", "bigint"),  # hash of the capability that a task is for
     "routes": ("bit_or", "int"),
     "source": ("max", "bigint"),  # hash of the sender's node
     "to_min": ("min", "bigint"),  # hashes of the gateways that it was sent to
     "to_max": ("max", "bigint"),
     "emitted_us": ("min", "bigint"),
-    "last_sent_us": ("max", "bigint"),
     "expires_us": ("max", "bigint"),
     "deadline_us": ("max", "bigint"),
     "send_place": ("min", "bigint"),
@@ -59,6 +60,7 @@ COLUMNS: Final = {
     "failures": ("sum", "bigint"),
     "outcome_us": ("min", "bigint"),
     "outcome_place": ("min", "bigint"),
+    "last_outcome_place": ("max", "bigint"),  # of replies too
     "replies": ("sum", "bigint"),
     "replied_us": ("min", "bigint"),
     "reply_place": ("min", "bigint"),
@@ -85,19 +87,7 @@ def partials(bronze: DataFrame) -> DataFrame:
 
 def merge(rows: DataFrame) -> DataFrame:
     """One row for each delivery out of any number of rows for it."""
-    return rows.groupBy(*_KEY).agg(*[_merged(name, how).alias(name) for name, (how, _) in COLUMNS.items()])
-
-
-def _merged(name: str, how: str) -> Column:
-    match how:
-        case "sum":
-            return sf.sum(name)
-        case "min":
-            return sf.min(name)
-        case "max":
-            return sf.max(name)
-        case _:
-            return sf.bit_or(name)
+    return merging.merge(rows, _KEY, COLUMNS)
 
 
 def _sends(bronze: DataFrame) -> DataFrame:
@@ -109,6 +99,7 @@ def _sends(bronze: DataFrame) -> DataFrame:
         code_of(sf.col("kind"), KINDS).alias("kind"),
         bit_of(sf.least(sf.col("attempt"), sf.lit(_MOST_ATTEMPTS)) - 1).alias("attempt_bits"),
         bits_of(sf.col("route_decision"), ROUTES).alias("routes"),
+        name_hash(sf.col("capability_id")).alias("capability"),
         name_hash(sf.col("node")).alias("source"),
         "created_us",
         "expires_us",
@@ -116,17 +107,19 @@ def _sends(bronze: DataFrame) -> DataFrame:
         place.alias("place"),
     )
     to_node = name_hash(sf.col("to_node"))
-    return _row(
+    return rows_of(
         sent,
+        _KEY,
+        COLUMNS,
         sends=sf.lit(1),
         attempt_bits=sf.col("attempt_bits"),
         kind=sf.col("kind"),
         routes=sf.col("routes"),
+        capability=sf.col("capability"),
         source=sf.col("source"),
         to_min=to_node,
         to_max=to_node,
         emitted_us=sf.col("created_us"),
-        last_sent_us=sf.col("created_us"),
         expires_us=sf.col("expires_us"),
         deadline_us=sf.col("deadline_us"),
         send_place=sf.col("place"),
@@ -163,8 +156,10 @@ def _answers(bronze: DataFrame) -> DataFrame:
     is_outcome = sf.col("is_outcome") & ~is_forged
     is_reply, is_dead = sf.col("is_reply"), sf.col("is_dead")
     at, by, place = sf.col("at_us"), sf.col("by"), sf.col("place")
-    return _row(
+    return rows_of(
         said,
+        _KEY,
+        COLUMNS,
         accepts=sf.when(is_accepted, sf.lit(1)),
         accepted_us=sf.when(is_accepted, at),
         accepted_by_min=sf.when(is_accepted, by),
@@ -176,6 +171,7 @@ def _answers(bronze: DataFrame) -> DataFrame:
         failures=sf.when(sf.col("is_failure") & ~is_forged, sf.lit(1)),
         outcome_us=sf.when(is_outcome, at),
         outcome_place=sf.when(is_outcome, place),
+        last_outcome_place=sf.when(is_outcome | is_reply, place),
         replies=sf.when(is_reply, sf.lit(1)),
         replied_us=sf.when(is_reply, at),
         reply_place=sf.when(is_reply, place),
@@ -195,11 +191,3 @@ def _answers(bronze: DataFrame) -> DataFrame:
 def _is_counted() -> Column:
     """Signals are many things; only the status request says what became of a delivery."""
     return sf.col("is_accepted") | sf.col("is_outcome") | sf.col("is_reply") | sf.col("is_dead") | sf.col("is_incident")
-
-
-def _row(rows: DataFrame, **values: Column) -> DataFrame:
-    """The key and all columns; what is not given is null."""
-    missing = sf.lit(None)
-    return rows.select(
-        *_KEY, *[values.get(name, missing).cast(kind).alias(name) for name, (_, kind) in COLUMNS.items()]
-    )
