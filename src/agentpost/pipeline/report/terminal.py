@@ -60,9 +60,7 @@ def _print_objectives(report: Report, console: Console) -> None:
             each.name,
             each.target,
             each.measured,
-            "  ".join(
-                f"{window} {NOTHING if rate is None else f'{rate:.2f}'}" for window, rate in each.burn_rates.items()
-            ),
+            "  ".join(f"{window} {_rate(rate)}" for window, rate in each.burn_rates.items()),
             "[green]kept[/green]" if each.is_kept else "[red]missed[/red]",
         )
         for each in report.objectives
