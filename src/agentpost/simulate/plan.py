@@ -41,7 +41,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field, value, least, most in (
             ("nodes", self.nodes, 3, 9999),
-            ("agents", self.agents, self.nodes, 99_999),
+            ("agents", self.agents, max(self.nodes, 1 + len(CAPABILITIES)), 99_999),
             ("events", self.events, 100, 2_000_000_000),
             ("hours", self.hours, 1, 24 * 366),
             ("end", self.end_ms, 1_600_000_000_000, 4_000_000_000_000),
@@ -118,7 +118,7 @@ class World:
         length = np.minimum(rng.uniform(0.02, 0.2, count) * span, 10 * _HOUR_US).astype(np.int64)
         away = rng.random(count) < _AWAY_SHARE
         # The first node is the seed that observes the others; faults need a few that are always there.
-        away[: 1 + count // 2] = False
+        away[: max(3, 1 + count // 2)] = False
         return np.where(away, begin, 0), np.where(away, begin + length, 0)
 
 

@@ -20,6 +20,7 @@ from agentpost.edges.cli.pipeline_options import (
     places,
     time_us_of,
 )
+from agentpost.edges.cli.pipeline_report import hand_back
 from agentpost.protocol.errors import Code, Refusal
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run(
         with phase_bars(spark, stderr) as bars:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
             result = run_batch(spark, files, tables, options, at_phase=bars.at_phase)
-        told = _hand_back(spark, tables, now_us) if feedback else None
+        told = hand_back(tables) if feedback else None
         elapsed = time.perf_counter() - start
         if output is Format.JSON:
             print_json(msgspec.to_builtins(result) | ({} if told is None else {"feedback": told}))
@@ -98,16 +99,6 @@ def _print_result(result: "RunResult", elapsed: float) -> None:
         stdout.print(f"[yellow]{result.quarantined:,} put aside[/yellow]: see the table `quarantine`", highlight=False)
     if result.findings:
         stdout.print(f"{result.findings:,} findings in the lake itself: see `pipeline check`", highlight=False)
-
-
-def _hand_back(spark: Any, tables: Any, now_us: int) -> Any:
-    try:
-        from agentpost.pipeline.feedback import (  # pyright: ignore[reportMissingImports] - a part of its own
-            hand_back,  # pyright: ignore[reportUnknownVariableType]
-        )
-    except ImportError:
-        raise Refusal(Code.UNAVAILABLE, "this version cannot hand anything back to gateways") from None
-    return cast("Any", hand_back)(spark, tables, now_us=now_us)
 
 
 def watch(
