@@ -6,4 +6,5 @@ protocol   decoding, validating, routing
 store      durable appends, reads, and what size does to them
 room       updates checked and merged, growth over a month, a join
   fleet              the nodes that write it
+pipeline   segments to gold, a refresh, how fresh `watch` is, how fast it starts
 """

@@ -24,6 +24,8 @@ from agentpost.edges.cli.output import (
     stderr,
     stdout,
 )
+from agentpost.edges.cli.pipeline import pipeline_app
+from agentpost.edges.cli.simulate import simulate_app
 from agentpost.edges.cli.store import store_app
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 
@@ -45,6 +47,8 @@ app.add_typer(incidents_app, name="incidents")
 app.add_typer(store_app, name="store")
 app.add_typer(lake_app, name="lake")
 app.add_typer(bench_app, name="bench")
+app.add_typer(pipeline_app, name="pipeline")
+app.add_typer(simulate_app, name="simulate")
 
 
 def _print_version(wanted: bool) -> None:
