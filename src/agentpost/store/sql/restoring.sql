@@ -1,0 +1,7 @@
+-- name: restore_ledger_entry
+INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, attempts, accepted_at_ms, engaged_at_ms, settled_at_ms,
+  outcome)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: restore_stream_floor
+INSERT INTO stream_floors (consumer_node_id, seq, chain) VALUES (?, ?, ?)
