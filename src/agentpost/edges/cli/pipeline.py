@@ -2,7 +2,7 @@
 
 import typer
 
-from agentpost.edges.cli import pipeline_report, pipeline_run
+from agentpost.edges.cli import pipeline_check, pipeline_report, pipeline_run
 
 __all__ = ["pipeline_app"]
 
@@ -10,4 +10,5 @@ pipeline_app = typer.Typer(
     help="What became of every message, over all gateways and all of their history.", no_args_is_help=True
 )
 pipeline_run.register(pipeline_app)
+pipeline_check.register(pipeline_app)
 pipeline_report.register(pipeline_app)

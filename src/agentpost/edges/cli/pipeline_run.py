@@ -184,8 +184,8 @@ def sql(
     now: NowOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Ask the tables: `show tables` lists them, `describe lifecycle` shows the columns of one."""
-    _, tables = places(lake, warehouse)
+    """Ask the tables: `show views` lists them, `describe lifecycle` shows the columns of one."""
+    files, tables = places(lake, warehouse)
     version = tables.require()
     from agentpost.pipeline.params import Params
     from agentpost.pipeline.session import spark_session
@@ -193,7 +193,7 @@ def sql(
     from agentpost.pipeline.sql import register_tables
 
     with stderr.status("starting Spark"), spark_session(master=master) as spark:
-        register_tables(spark, tables, version, Params(now_us=now_us_of(now)))
+        register_tables(spark, files, tables, version, Params(now_us=now_us_of(now)))
         found = ask(spark, query, limit=limit)
     if csv:
         _print_csv(found)
