@@ -21,7 +21,8 @@ def main(lake: str, phase: str) -> None:
 
     # Killed, it cannot end its JVM; that one ends when its input does.
     spark = open_session(master="local[1]", settings=SETTINGS, java_options=JAVA_OPTIONS)
-    print("working", flush=True)
+    sys.stdout.write("working\n")
+    sys.stdout.flush()
     files = Files(lake)
     warehouse = Warehouse(files.below("pipeline"))
     if phase.startswith("compact"):

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -131,6 +131,14 @@ class Files:
         else:
             self._put(name, content)
 
+    def sync(self, names: Iterable[str]) -> None:
+        """Have files that somebody else wrote on the disk. An object store has them once they are there."""
+        if not self.is_local:
+            return
+        paths = [Path(self.at(name)) for name in names]
+        for path in (*paths, *{path.parent for path in paths}):
+            _sync(path)
+
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Be the only one at work here. Ends with the process, however that ends. Object stores have no such thing."""
@@ -164,8 +172,8 @@ class Files:
         return draft
 
 
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -3,10 +3,13 @@ no opened file before there is work to do."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from agentpost.lake.schema import SEGMENT
@@ -22,8 +25,6 @@ _OUTBOX: Final = "outbox"
 
 def bronze_schema(*, with_bodies: bool = False) -> StructType:
     """The columns of a segment, and the node and epoch that its path tells."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     columns = SEGMENT if with_bodies else pa.schema([field for field in SEGMENT if field.name not in _SEALED])
     found = from_arrow_schema(columns)
     fields = [StructField(f.name, _loose(f.dataType)) for f in found.fields]
@@ -72,15 +73,13 @@ def _read(spark: SparkSession, lake: Files, names: Sequence[str], schema: Struct
 
 
 def _outbox_of(path: str) -> tuple[str, str]:
-    from urllib.parse import unquote
-
     _, node, epoch, _ = path.split("/")
     return unquote(node.removeprefix("node=")), unquote(epoch.removeprefix("epoch="))
 
 
 def table_frame(spark: SparkSession, warehouse: Warehouse, version: Version, table: str) -> DataFrame:
     """A table of a version."""
-    schema = StructType.fromJson(_json(version.schemas[table]))
+    schema = StructType.fromJson(msgspec.json.decode(version.schemas[table]))
     return frame_of(spark, warehouse, version.tables.get(table, ()), schema)
 
 
@@ -108,6 +107,8 @@ def frame_of(
 
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A small table that the driver has."""
+    if not table.num_rows:
+        return spark.createDataFrame([], from_arrow_schema(table.schema))
     return spark.createDataFrame(cast("Any", table))
 
 
@@ -141,9 +142,3 @@ def _live_rows(
 def _loose(kind: DataType) -> DataType:
     """Lists whose elements may be null: how a file writes that down is no reason not to read it."""
     return ArrayType(kind.elementType, containsNull=True) if isinstance(kind, ArrayType) else kind
-
-
-def _json(text: str) -> dict[str, Any]:
-    import json
-
-    return cast("dict[str, Any]", json.loads(text))

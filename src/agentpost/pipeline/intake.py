@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
@@ -268,11 +269,11 @@ def _keys_of(*facts: pa.Table) -> dict[str, tuple[str, ...]]:
     """All keys that each node was ever known by: a node that joined anew has another one since."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for table in facts:
-        for row in cast("list[dict[str, Any]]", table.to_pylist()):
-            if row["topic"] == "node" and row["value"]:
-                key = _json_field(row["value"], "signingPublic")
-                if key:
-                    found[row["key"]].add(key)
+        told = table.filter(pc.equal(table["topic"], "node"))
+        for row in cast("list[dict[str, Any]]", told.to_pylist()):
+            key = _json_field(row["value"] or "", "signingPublic")
+            if key:
+                found[row["key"]].add(key)
     return {node: tuple(sorted(keys)) for node, keys in found.items()}
 
 

@@ -5,8 +5,8 @@ stay. The lake has the signals and not that order, so it is put together again:
 
 - A dead letter stands in the sender's own outbox, written with the move: it is the end, whatever was said elsewhere,
   before or after. The sender had not heard of it. The same holds for the status request of a missed SLA.
-- `processed` and a reply stand in the outbox of the recipient's gateway, which the sender reads in the order of seq: the
-  lower seq came first. If a restored gateway said them in two epochs, the time decides.
+- `processed` and a reply stand in the outbox of the recipient's gateway, which the sender reads in the order of seq:
+  the lower seq came first. If a restored gateway said them in two epochs, the time decides.
 - An outcome that was said after the SLA had run out came too late: the sender's timer was first. Here the recipient's
   clock is held against the SLA, so for an outcome within a second or so of the limit the two may disagree.
 - No event says that an ACK timed out, nor when a resend was made: what is older than the timeout and unanswered counts

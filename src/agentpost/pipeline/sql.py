@@ -6,7 +6,10 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 
-from agentpost.pipeline.frames import local_frame, table_frame
+from agentpost.lake.schema import FACTS
+from agentpost.pipeline.files import Files
+from agentpost.pipeline.frames import bronze_events, local_frame, table_frame
+from agentpost.pipeline.gold.views import register
 from agentpost.pipeline.intake import FINDINGS, QUARANTINE, SEGMENTS
 from agentpost.pipeline.params import Params
 from agentpost.pipeline.warehouse import Version, Warehouse
@@ -14,18 +17,23 @@ from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["query", "register_tables"]
 
-_LOCAL: Final = {"segments": SEGMENTS, "findings": FINDINGS, "quarantine": QUARANTINE}
+_LOCAL: Final = {"segments": SEGMENTS, "findings": FINDINGS, "quarantine": QUARANTINE, "facts": FACTS}
 
 
-def register_tables(spark: SparkSession, warehouse: Warehouse, version: Version, params: Params) -> list[str]:
-    """Make every table of the version a view of the session; gives their names."""
-    names = sorted(version.schemas)
-    for name in names:
-        table_frame(spark, warehouse, version, name).createOrReplaceTempView(name)
-    for name, schema in _LOCAL.items():
-        local_frame(spark, warehouse.read(version, name, schema).cast(schema)).createOrReplaceTempView(name)
-    del params
-    return [*names, *_LOCAL]
+def register_tables(
+    spark: SparkSession, warehouse: Warehouse, version: Version, params: Params, *, lake: Files | None = None
+) -> list[str]:
+    """Make every table of the version, as it reads at now, a view of the session; gives their names.
+
+    With the lake there are two more: `bronze`, every event, and `audit`, every event in the order of its conversation.
+    """
+    local = {name: warehouse.read(version, name, schema).cast(schema) for name, schema in _LOCAL.items()}
+    tables = {name: table_frame(spark, warehouse, version, name) for name in version.schemas}
+    tables |= {name: local_frame(spark, table) for name, table in local.items()}
+    if lake is not None:
+        segments = cast("list[dict[str, Any]]", local["segments"].to_pylist())
+        tables["bronze"] = bronze_events(spark, lake, [row for row in segments if row["slice_first"]])
+    return register(spark, tables, params)
 
 
 def query(spark: SparkSession, text: str, *, limit: int | None = None) -> pa.Table:

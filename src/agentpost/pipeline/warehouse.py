@@ -29,7 +29,8 @@ __all__ = ["Attempt", "DataFile", "Version", "Warehouse", "live_files", "replace
 
 _POINTER: Final = "CURRENT"
 _KEEP_VERSIONS: Final = 3
-_KEEP_SECONDS: Final = 600
+# Whoever began to read a version has so long to finish.
+_KEEP_SECONDS: Final = 120
 
 
 class DataFile(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -99,11 +100,14 @@ class Warehouse:
         while self.files.exists(_version_path(number + 1)):
             number += 1
             self._point(number)
-        self._drop_unnamed()
+        # Whoever wanted to make a later version is gone: there is one run at a time, and this is it.
+        self._drop([name for name in self.files.directories("batches") if _number_of_directory(name) > number])
         return Attempt(number=number + 1, name=secrets.token_hex(6))
 
     def commit(self, attempt: Attempt, version: Version) -> None:
-        """Make the version, but do not show it yet."""
+        """Make the version, but do not show it yet. What it names is on the disk before it is."""
+        own = attempt.directory("")
+        self.files.sync(file.path for files in version.tables.values() for file in files if file.path.startswith(own))
         if not self.files.create(_version_path(attempt.number), _encoder.encode(version)):
             raise Refusal(
                 Code.CONFLICT,
@@ -120,9 +124,8 @@ class Warehouse:
         current = self.current()
         if current is None:
             return 0
-        numbers = sorted(
-            _number_of_path(item.name) for item in self.files.listing("versions") if _is_version(item.name)
-        )
+        listed = [item.name for item in self.files.listing("versions")]
+        numbers = sorted(_number_of_path(name) for name in listed if _is_version(name))
         oldest_us = int((time.time() - keep_seconds) * 1_000_000)
         dropped = 0
         for number in numbers[: max(0, len(numbers) - keep)]:
@@ -131,7 +134,7 @@ class Warehouse:
             self.files.delete(_version_path(number))
             dropped += 1
         if dropped:
-            self._drop_unnamed()
+            self._drop_unnamed(self._version(numbers[dropped]))
         return dropped
 
     def described(self, directory: str, *, by_hour: bool) -> tuple[DataFile, ...]:
@@ -193,18 +196,15 @@ class Warehouse:
     def _point(self, number: int) -> None:
         self.files.replace(_POINTER, b'{"version": %d}\n' % number)
 
-    def _drop_unnamed(self) -> None:
-        """Remove the directories of runs that no version names."""
+    def _drop_unnamed(self, oldest: Version) -> None:
+        """Remove what only versions before the oldest one named. What it does not name, no later one names again."""
+        named = {file.path.split("/")[1] for files in oldest.tables.values() for file in files}
         directories = self.files.directories("batches")
-        if not directories:
-            return
-        named: set[str] = set()
-        for item in self.files.listing("versions"):
-            if _is_version(item.name):
-                version = self._version(_number_of_path(item.name))
-                named |= {file.path.split("/")[1] for files in version.tables.values() for file in files}
+        self._drop([d for d in directories if d not in named and _number_of_directory(d) <= oldest.number])
+
+    def _drop(self, directories: Iterable[str]) -> None:
         for directory in directories:
-            if directory not in named and (self.files.is_local or self._is_old(directory)):
+            if self.files.is_local or self._is_old(directory):
                 self.files.delete_directory(f"batches/{directory}")
 
     def _is_old(self, directory: str) -> bool:
@@ -250,6 +250,11 @@ def _is_version(name: str) -> bool:
 
 def _number_of_path(name: str) -> int:
     return int(name.rsplit("/", 1)[-1].removesuffix(".json"))
+
+
+def _number_of_directory(name: str) -> int:
+    number = name.split("-", 1)[0]
+    return int(number) if number.isdigit() else 0
 
 
 def _number_of(pointer: bytes) -> int:

@@ -15,8 +15,8 @@ _MINUTE_US: Final = 60_000_000
 def build(inputs: GoldInputs) -> DataFrame:
     """One row for each gateway and minute in which its backlog changed; `is_alert` once it grew for too long.
 
-    A growth begins with the first minute in which more began than ended to wait, and lasts until one in which more ended
-    than began. Minutes in which nothing changed are part of it.
+    A growth begins with the first minute in which more began than ended to wait, and lasts until one in which more
+    ended than began. Minutes in which nothing changed are part of it.
     """
     changes = (
         inputs.hour_gold["delivery_minutes"]

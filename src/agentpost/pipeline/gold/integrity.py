@@ -77,7 +77,7 @@ def _orphans(inputs: GoldInputs) -> DataFrame:
 
 
 def _black_holes(inputs: GoldInputs) -> DataFrame:
-    """What a gateway that was there said nothing of: it wrote to its outbox after the event, and an hour later again."""
+    """What a gateway that was there said nothing of: it wrote to its outbox after it, and an hour later again."""
     limit = sf.lit(inputs.params.black_hole_us)
     unanswered = inputs.hour_gold["open_deliveries"].where(
         sf.col("emitted_us").isNotNull()

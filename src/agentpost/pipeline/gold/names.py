@@ -45,9 +45,10 @@ def with_names(rows: DataFrame, names: DataFrame, **columns: str) -> DataFrame:
 
     A name that nobody ever told keeps its number, in hex, so that two of them stay two.
     """
+    # The same lookup for all of them: Spark sends it out once.
+    lookup = sf.broadcast(names.select(sf.col("name_hash").alias("_hash"), sf.col("name").alias("_name")))
     for hashed, named in columns.items():
-        lookup = sf.broadcast(names.select(sf.col("name_hash").alias(f"_{hashed}"), sf.col("name").alias(f"_{named}")))
-        joined = rows.join(lookup, sf.col(hashed) == sf.col(f"_{hashed}"), how="left")
-        name = sf.coalesce(sf.col(f"_{named}"), sf.concat(sf.lit("#"), sf.lower(sf.hex(hashed))))
+        joined = rows.join(lookup, sf.col(hashed) == sf.col("_hash"), how="left")
+        name = sf.coalesce(sf.col("_name"), sf.concat(sf.lit("#"), sf.lower(sf.hex(hashed))))
         rows = joined.select(*[name.alias(named) if each == hashed else sf.col(each) for each in rows.columns])
     return rows

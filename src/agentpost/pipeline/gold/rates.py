@@ -1,4 +1,4 @@
-"""`rates`: how much of what a node sent had to be sent again, was sent twice, failed, or never arrived (OBS-1, OBS-2)."""
+"""`rates`: how much of what a node sent was sent again, was sent twice, failed, or never arrived (OBS-1, OBS-2)."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
