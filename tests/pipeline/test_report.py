@@ -15,7 +15,7 @@ from agentpost.pipeline.report.gather import gather
 from agentpost.pipeline.report.model import Report
 from agentpost.pipeline.report.page import page
 from agentpost.pipeline.report.terminal import print_report
-from agentpost.pipeline.report.words import count_text, share_text, span_text
+from agentpost.pipeline.report.words import NOTHING, count_text, share_text, span_text
 from tests.pipeline.sample_report import sample_report
 
 NOW_US = 492_300 * 3_600_000_000
@@ -232,7 +232,7 @@ def test_the_terminal_shows_the_same() -> None:
 @pytest.mark.parametrize(
     ("us", "text"),
     [
-        (None, "–"),
+        (None, NOTHING),
         (80_000, "80 ms"),
         (1_240_000, "1.2 s"),
         (5_000_000, "5 s"),

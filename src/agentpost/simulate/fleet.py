@@ -34,7 +34,7 @@ from agentpost.simulate.text import ulids
 
 __all__ = ["Simulated", "part_directory", "release_part", "write_fleet"]
 
-_EVENTS_A_SLICE: Final = 500_000
+_EVENTS_A_SLICE: Final = 1_000_000
 
 
 class Slice(Struct, frozen=True):

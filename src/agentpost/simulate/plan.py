@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.simulate.arrays import Flags, Floats, Ints
+from agentpost.simulate.arrays import Bytes, Flags, Floats, Ints
 
 __all__ = ["CAPABILITIES", "DEFAULT_END_MS", "FleetPlan", "World", "policy_number"]
 
@@ -96,6 +96,15 @@ class World:
         """`at_us`, or shortly after the node's return if it is away then."""
         back = self.away_until_us[nodes] + (rng.random(len(at_us)) * 60e6).astype(np.int64)
         return np.where(self.is_away(nodes, at_us), back, at_us)
+
+    @cached_property
+    def name_letters(self) -> tuple[Bytes, Bytes]:
+        """The names of agents and of nodes as letters; within each they are all as long."""
+        agents, nodes = (
+            np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(len(names), -1)
+            for names in (self.agent_names, self.node_names)
+        )
+        return agents, nodes
 
     @cached_property
     def _curve(self) -> tuple[Floats, Ints]:
