@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from agentpost.config import CONFIG_FILE
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.place import open_lake
 from agentpost.lake.restore import Restored, restore
@@ -227,6 +228,12 @@ async def test_a_damaged_segment_is_refused_by_name(mesh: Mesh) -> None:
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Machine, Machine, Machine]]:
     monkeypatch.setenv("AGENTPOST_LAKE", str(tmp_path / "lake"))
+    # What nobody accepts is sent again soon.
+    home = tmp_path / "mbp-jane"
+    home.mkdir(mode=0o700)
+    (home / CONFIG_FILE).write_text(
+        "[delivery]\naccepted_ack_timeout_seconds = 2\n[delivery.resend]\nbase_seconds = 1\n"
+    )
     with three_machines(tmp_path) as found:
         yield found
 

@@ -247,7 +247,7 @@ class Exporter:
                     f"the hash chain of {outbox.node_id} after seq {at} does not go on from the one in the lake",
                     hint="Run `agentpost store check`; a home put back from an older copy needs a new epoch.",
                 )
-            batches.append(segment_batch(seqs, chains, bodies))
+            batches.append(segment_batch(seqs, chains, bodies, node_id=outbox.node_id))
             at = seqs[-1]
             # The thread that delivers mail is waiting for its turn.
             time.sleep(0)

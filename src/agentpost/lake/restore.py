@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,10 +27,17 @@ from agentpost.protocol.delivery import Change, Delivery, advance
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
-from agentpost.protocol.ids import EventId, SessionId
+from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
 from agentpost.protocol.payloads import AckType, Kind
-from agentpost.store.restoring import InboxEvent, RestoredHome, StreamPlace, write_home
+from agentpost.store.restoring import (
+    InboxEvent,
+    RestoredHome,
+    StreamPlace,
+    addressed_to,
+    stream_places,
+    write_home,
+)
 from agentpost.store.rules import encode_for_outbox
 from agentpost.store.values import (
     CHAIN_START,
@@ -43,7 +49,7 @@ from agentpost.store.values import (
     Outcome,
     StoredEvent,
 )
-from agentpost.world import Chance, Clock, IdMaker
+from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
 __all__ = ["Restored", "restore"]
 
@@ -102,10 +108,6 @@ class Restored(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     notes: list[str] = []
 
 
-class _Outline(Struct, rename="camel", gc=False):
-    to_nodes: tuple[str, ...] = ()
-
-
 class _Taken(Struct):
     """What the own ACKs say of one event for one agent."""
 
@@ -136,9 +138,6 @@ class _Row(Struct):
     ended_us: int | None
     eta_us: int | None
     body: bytes
-
-
-_outline = msgspec.msgpack.Decoder(_Outline)
 
 
 def restore(
@@ -178,7 +177,7 @@ class _Restoring:
         self._lost_at_us = None if lost_at_ms is None else lost_at_ms * 1000
         ids = IdMaker(clock, chance)
         self._maker = EventMaker(node_id=node_id, clock=clock, ids=ids)
-        self._new_epoch = ids.make(SessionId).replace("ses_", "epoch_")
+        self._new_epoch = new_epoch(ids)
         self._deliveries: dict[Pair, Delivery] = {}
         self._taken: dict[Pair, _Taken] = {}
         self._bodies: dict[str, InboxEvent] = {}
@@ -322,7 +321,7 @@ class _Restoring:
                     self._heard(row, other)
                     if self._node_id in row.to_nodes and row.kind in _MAIL:
                         self._bodies[row.event_id] = self._inbox_event(row, other, epoch)
-                    is_for_us = self._node_id in _to_nodes(row.body)
+                    is_for_us = self._node_id in addressed_to(row.body)
                     if is_for_us and self._lost_at_us is not None and row.created_us > self._lost_at_us:
                         is_reading = False
                     if is_reading:
@@ -403,11 +402,11 @@ class _Restoring:
             if seq < keep_from:
                 floor = Head(seq=seq, chain=chain)
                 if self._is_complete:
-                    ends |= {place.consumer_node_id: place for place in _places(body, seq, ends)}
+                    ends |= {place.consumer_node_id: place for place in stream_places(body, seq, ends)}
                     floors = list(ends.values())
                 continue
             outbox.append((event_id.ljust(30), StoredEvent(seq=seq, chain=chain, raw=body)))
-            places = _places(body, seq, ends)
+            places = stream_places(body, seq, ends)
             streams += places
             ends |= {place.consumer_node_id: place for place in places}
         if chain.hex() != segments[-1].end_chain:
@@ -498,7 +497,7 @@ class _Restoring:
             body = encode_for_outbox(replace(event, seq=seq))
             chain = next_chain(chain, body)
             outbox.append((event.event_id, StoredEvent(seq=seq, chain=chain, raw=body)))
-            places = _places(body, seq, ends)
+            places = stream_places(body, seq, ends)
             streams += places
             ends |= {place.consumer_node_id: place for place in places}
 
@@ -541,25 +540,6 @@ class _Restoring:
             LocalAgent(agent_id=agent_id, runtime=_PULL, created_at_ms=self._now_ms, is_paused=True)
             for agent_id in sorted(owned)
         ]
-
-
-def _places(body: bytes, seq: int, ends: dict[str, StreamPlace]) -> list[StreamPlace]:
-    """The event as the next one of the stream of each gateway that it names."""
-    return [
-        StreamPlace(
-            consumer_node_id=node_id,
-            seq=seq,
-            chain=next_chain(ends[node_id].chain if node_id in ends else CHAIN_START, body),
-        )
-        for node_id in dict.fromkeys(_to_nodes(body))
-    ]
-
-
-def _to_nodes(body: bytes) -> tuple[str, ...]:
-    try:
-        return _outline.decode(body).to_nodes
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return ()
 
 
 def _settled_entry(event_id: str, agent_id: str, taken: _Taken) -> LedgerEntry:

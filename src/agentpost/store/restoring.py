@@ -4,10 +4,13 @@ Knows nothing of where that comes from. The file is made beside its place and mo
 restore that was interrupted is simply run again.
 """
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from agentpost.protocol.delivery import Delivery
@@ -15,13 +18,21 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database, Row
 from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL
-from agentpost.store.rules import options_as_json
+from agentpost.store.rules import chain_after, options_as_json
 from agentpost.store.transaction import delivery_row
 from agentpost.store.values import CHAIN_START, Cursor, Head, LedgerEntry, LocalAgent, StoredEvent
 
-__all__ = ["InboxEvent", "RestoredHome", "StreamPlace", "write_home"]
+__all__ = ["InboxEvent", "RestoredHome", "StreamPlace", "addressed_to", "put_back", "stream_places", "write_home"]
 
 _DRAFT: Final = ".restoring"
+_ROWS_A_STEP: Final = 5_000
+
+
+class _Outline(Struct, rename="camel", gc=False):
+    to_nodes: tuple[str, ...] = ()
+
+
+_outline = msgspec.msgpack.Decoder(_Outline)
 
 
 class StreamPlace(Struct, frozen=True, kw_only=True):
@@ -62,6 +73,49 @@ class RestoredHome(Struct, frozen=True, kw_only=True):
 
 def write_home(path: Path, restored: RestoredHome) -> None:
     """Write the database of a home that has none. Its keys, if they are there, stay."""
+    with _new_database(path) as draft:
+        Home.make_file(draft)
+        database = Database.open_writer(draft)
+        try:
+            database.migrate()
+            database.begin()
+            _write(database, restored)
+            database.commit()
+            database.checkpoint()
+        finally:
+            database.close()
+
+
+def put_back(path: Path, backup: Path, *, epoch: str) -> None:
+    """Make a home of a backup. It is older than what it was made of, so its outbox begins a new epoch (CUR-6).
+
+    The streams begin with what is kept: their readers start over, and shall find no hole.
+    """
+    with _new_database(path) as draft:
+        Home.make_file(draft)
+        shutil.copyfile(backup, draft)
+        database = Database.open_writer(draft)
+        try:
+            database.migrate()
+            gateway = database.row(SQL.gateway)
+            if gateway is None:
+                raise Refusal(Code.STORAGE_CORRUPT, f"{backup} does not say which node it belongs to")
+            database.begin()
+            database.run(SQL.begin_epoch, (epoch,))
+            ends = _renew_streams(database, gateway[2])
+            own = database.row(SQL.cursor, (gateway[0],))
+            if own is not None:
+                chain = _chain_at(database, gateway[0], own[2], ends)
+                database.run(SQL.move_cursor, (gateway[0], epoch, own[2], chain, own[4]))
+            database.commit()
+            database.checkpoint()
+        finally:
+            database.close()
+
+
+@contextmanager
+def _new_database(path: Path) -> Generator[Path]:
+    """A draft of the database of a home that has none; it takes its place when all went well."""
     home = Home(path)
     home.prepare()
     home.lock()
@@ -72,24 +126,60 @@ def write_home(path: Path, restored: RestoredHome) -> None:
                 f"{path} has a database already",
                 hint="A restore never overwrites: name a home without one, or move it away first.",
             )
-        draft = Home(path)
-        draft.database = home.database.with_name(home.database.name + _DRAFT)
-        _remove(draft.database)
-        draft.make_database()
-        database = Database.open_writer(draft.database)
-        try:
-            database.migrate()
-            database.begin()
-            _write(database, restored)
-            database.commit()
-            database.checkpoint()
-        finally:
-            database.close()
-        draft.database.rename(home.database)
+        draft = home.database.with_name(home.database.name + _DRAFT)
+        _remove(draft)
+        yield draft
+        draft.rename(home.database)
         sync_directory(path)
-        _remove(draft.database)
+        _remove(draft)
     finally:
         home.unlock()
+
+
+def _renew_streams(database: Database, floor_seq: int) -> dict[str, StreamPlace]:
+    """Chain the streams anew over what the outbox has. Gives their ends."""
+    database.run(SQL.clear_streams)
+    database.run(SQL.clear_stream_floors)
+    ends: dict[str, StreamPlace] = {}
+    at = floor_seq
+    while rows := database.rows(SQL.outbox_slice, (at, _ROWS_A_STEP)):
+        places: list[StreamPlace] = []
+        for seq, _, body in rows:
+            new = stream_places(body, seq, ends)
+            ends |= {place.consumer_node_id: place for place in new}
+            places += new
+        database.run_many(SQL.extend_streams, [_place(each) for each in places])
+        at = rows[-1][0]
+    return ends
+
+
+def _chain_at(database: Database, consumer: str, through_seq: int, ends: dict[str, StreamPlace]) -> bytes:
+    """The chain of a stream at its last event up to there."""
+    end = ends.get(consumer)
+    if end is None or end.seq <= through_seq:
+        return CHAIN_START if end is None else end.chain
+    row = database.row(SQL.stream_end_before, (consumer, through_seq))
+    return CHAIN_START if row is None else row[0]
+
+
+def stream_places(body: bytes, seq: int, ends: dict[str, StreamPlace]) -> list[StreamPlace]:
+    """The event as the next one of the stream of each gateway that it names; `ends` are those of the streams so far."""
+    return [
+        StreamPlace(
+            consumer_node_id=node_id,
+            seq=seq,
+            chain=chain_after(ends[node_id].chain if node_id in ends else CHAIN_START, body),
+        )
+        for node_id in dict.fromkeys(addressed_to(body))
+    ]
+
+
+def addressed_to(body: bytes) -> tuple[str, ...]:
+    """The gateways that an event names; none for one that cannot be read."""
+    try:
+        return _outline.decode(body).to_nodes
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return ()
 
 
 def _remove(database: Path) -> None:

@@ -5,3 +5,15 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: restore_stream_floor
 INSERT INTO stream_floors (consumer_node_id, seq, chain) VALUES (?, ?, ?)
+
+-- name: begin_epoch
+UPDATE gateway SET epoch = ?
+
+-- name: clear_streams
+DELETE FROM streams
+
+-- name: clear_stream_floors
+DELETE FROM stream_floors
+
+-- name: stream_end_before
+SELECT chain FROM streams WHERE consumer_node_id = ? AND seq <= ? ORDER BY seq DESC LIMIT 1
