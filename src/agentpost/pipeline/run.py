@@ -51,6 +51,7 @@ CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
 # From so many files on that hold the silver of an hour, they are merged.
 _MOST_DELTAS: Final = 6
 _SMALL_EVENTS: Final = 300_000
+_SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
 LOCK: Final = "LOCK"
 _LOCAL_TABLES: Final = {
     "segments": SEGMENTS,
@@ -137,15 +138,16 @@ class _Batch:
             new, intake = self._take_in()
         self._at_phase("taken_in")
         small = intake.events < _SMALL_EVENTS
-        with self._timed("silver"):
-            touched = self._build_silver(intake, small=small)
-        self._at_phase("silver")
-        with self._timed("hour_gold"):
-            self._build_hour_gold(touched, small=small)
-        self._at_phase("hour_gold")
-        with self._timed("fleet_gold"):
-            self._build_fleet_gold()
-        self._at_phase("fleet_gold")
+        with _plans_for(self._spark, small=small):
+            with self._timed("silver"):
+                touched = self._build_silver(intake, small=small)
+            self._at_phase("silver")
+            with self._timed("hour_gold"):
+                self._build_hour_gold(touched, small=small)
+            self._at_phase("hour_gold")
+            with self._timed("fleet_gold"):
+                self._build_fleet_gold()
+            self._at_phase("fleet_gold")
         with self._timed("commit"):
             version = self._commit(intake, bool(new))
         return RunResult(
@@ -313,6 +315,19 @@ class _Batch:
 
 def _silver(table: SilverTable) -> str:
     return f"silver_{table.name}"
+
+
+@contextmanager
+def _plans_for(spark: SparkSession, *, small: bool) -> Generator[None]:
+    """Plans for little data: one partition and no second thoughts, which cost a job for every stage."""
+    before = {name: spark.conf.get(name) for name in _SMALL_PLANS}
+    for name, value in _SMALL_PLANS.items() if small else ():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "")
 
 
 def check_in_workers(spark: SparkSession, lake: str, claims: Sequence[Claim]) -> list[Verdict]:

@@ -69,9 +69,16 @@ def require_spark() -> None:
 
 
 def open_session(
-    *, master: str = LOCAL, settings: Mapping[str, str] | None = None, java_options: tuple[str, ...] = ()
+    *,
+    master: str = LOCAL,
+    settings: Mapping[str, str] | None = None,
+    java_options: tuple[str, ...] = (),
+    train: bool = True,
 ) -> "SparkSession":
-    """A session that is ready for work. One a process; end it with `stop_session`."""
+    """A session that is ready for work. One a process; end it with `stop_session`.
+
+    `train`: write the class archive when it ends, if there is none yet.
+    """
     require_spark()
     import pyspark
     from pyspark.sql import SparkSession
@@ -89,7 +96,7 @@ def open_session(
         "-Xlog:disable",
         f"-Dlog4j2.configurationFile=file:{log_settings}",
         *java_options,
-        *archive.options,
+        *(archive.options if train or archive.draft is None else ()),
     )
     cores = os.cpu_count() or 1
     builder = cast("Any", SparkSession.builder).appName("agentpost").master(master)
