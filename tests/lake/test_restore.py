@@ -231,9 +231,8 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     # What nobody accepts is sent again soon.
     home = tmp_path / "mbp-jane"
     home.mkdir(mode=0o700)
-    (home / CONFIG_FILE).write_text(
-        "[delivery]\naccepted_ack_timeout_seconds = 2\n[delivery.resend]\nbase_seconds = 1\n"
-    )
+    said = 'node = "mbp-jane"\n[delivery]\naccepted_ack_timeout_seconds = 2\n[delivery.resend]\nbase_seconds = 1\n'
+    (home / CONFIG_FILE).write_text(said)
     with three_machines(tmp_path) as found:
         yield found
 

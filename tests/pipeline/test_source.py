@@ -49,7 +49,7 @@ async def test_all_events_are_read_and_filters_are_exact(spark: "SparkSession", 
         "seq > 15 and seq < 26": 10,
         f"epoch in ('{EPOCH}', 'another') and kind in ('ack', 'reply')": 30,
         f"created_us <= {(START_MS + 3) * 1000} and node = '{NODE}' and kind = 'message'": 3,
-        f"corr_id = '{a_message(7).corr_id}' and node = '{NODE}'": 0,
+        f"corr_id = '{a_message(7, at_ms=START_MS + 7).corr_id}' and node = '{NODE}'": 2,
         "ref_event_id is not null": 30,
         "kind = 'ack' or seq = 1": 32,
     }.items():
