@@ -6,6 +6,7 @@ Shares no code with the simulator or the pipeline. For small lakes only.
 import json
 from collections import defaultdict
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class PlainCheck:
             epochs[node].append((min(made), epoch))
         for node, known in epochs.items():
             known.sort()
-            for (_, before), (_, after) in zip(known, known[1:], strict=False):
+            for (_, before), (_, after) in pairwise(known):
                 first = min(self.claimed[node, after])
                 if first <= max(self.claimed[node, before]):
                     self.report("regression", {"node": node, "epoch": after, "seq": first})

@@ -22,6 +22,7 @@ _RULES: Final = (
     "gap",
     "regression",
     "bad_segment",
+    "bad_event",
     "clock_off",
     "double_injection",
     "duplicate",

@@ -73,11 +73,11 @@ def lists(offsets: ArrowArray, values: ArrowArray) -> ArrowArray:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(element))
 
 
-def offsets_and_data(values: ArrowArray) -> tuple[list[int], memoryview]:
+def offsets_and_data(values: ArrowArray) -> tuple[list[int], bytes]:
     """Where each of these values ends, from the start of the first on, and the bytes of all of them."""
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    return ends.tolist(), memoryview(data)
+    return ends.tolist(), data.to_pybytes()
 
 
 def chain_array(chains: Sequence[bytes]) -> ArrowArray:

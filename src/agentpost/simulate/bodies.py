@@ -1,6 +1,5 @@
 """The bytes of events: templates, filled with the ids, times and names of their rows."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,11 +48,10 @@ class _Values:
         self._seqs = seqs
         self._text = text
         self._places = places
-        self._names = _letters_of(world)
 
     def of(self, name: str, width: int) -> Bytes:
         rows, text, places = self._rows, self._text, self._places
-        agents, nodes = self._names
+        agents, nodes = self._world.name_letters
         match name:
             case "id":
                 return text.ids[places]
@@ -90,13 +88,6 @@ class _Values:
                 return nodes[self._world.node_of(rows["peers"][:, int(name[-1])])]
             case _:
                 return agents[rows["peers"][:, int(name[-1])]]
-
-
-def _letters_of(world: World) -> tuple[Bytes, Bytes]:
-    def letters(names: Sequence[str]) -> Bytes:
-        return np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(len(names), -1)
-
-    return letters(world.agent_names), letters(world.node_names)
 
 
 def _byte(values: Any) -> Bytes:

@@ -144,12 +144,10 @@ def _chain(raws: ArrowArray, chain: bytes, broken_at: int | None) -> tuple[Arrow
     ends, data = offsets_and_data(raws)
     chains: list[bytes] = []
     start = ends[0]
-    for place, end in enumerate(ends[1:]):
-        link = sha256(chain)
-        link.update(data[start:end])
-        chain = link.digest()
-        if place == broken_at:
+    for end in ends[1:]:
+        if len(chains) == broken_at:
             chain = sha256(b"broken" + chain).digest()
+        chain = sha256(chain + data[start:end]).digest()
         chains.append(chain)
         start = end
     return chain_array(chains), chain

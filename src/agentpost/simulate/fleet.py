@@ -34,7 +34,7 @@ from agentpost.simulate.text import ulids
 
 __all__ = ["Simulated", "part_directory", "release_part", "write_fleet"]
 
-_EVENTS_A_SLICE: Final = 500_000
+_EVENTS_A_SLICE: Final = 1_000_000
 
 
 class Slice(Struct, frozen=True):
@@ -143,23 +143,27 @@ def slices(world: World) -> list[Slice]:
     return found
 
 
-def events_by_slice(world: World, waiting: Rows) -> Iterator[tuple[Slice, Rows]]:
-    """The events of the whole fleet, slice by slice, those of a slice in order of time. `waiting` are there anyway."""
+def events_by_slice(world: World, waiting: Rows, *, every: int, first: int) -> Iterator[tuple[Slice, dict[int, Rows]]]:
+    """The events of every so manyth node, slice by slice: by node, and in order of time. `waiting` are there anyway."""
     for piece in slices(world):
         rng = world.chance("conversations", piece.number)
         shares = np.sort(rng.uniform(*piece.shares, piece.conversations))
-        rows = np.concatenate([waiting, placed(world, conversations(world, rng, world.moment(shares)))])
+        begun = conversations(world, rng, world.moment(shares))
+        rows = np.concatenate([waiting, placed(world, begun, every=every, first=first)])
         due = rows["t_us"] < piece.until_us
         waiting, now = rows[~due], rows[due]
-        yield piece, now[np.argsort(now["t_us"], kind="stable")]
+        now = now[np.lexsort((now["t_us"], now["node"]))]
+        nodes, starts = np.unique(now["node"], return_index=True)
+        yield piece, dict(zip(nodes.tolist(), np.split(now, starts[1:]), strict=True)) if len(now) else {}
 
 
-def _write_share(plan: FleetPlan, lake: Path, number: int, of: int) -> _Share:
-    """The outboxes of every `of`th node."""
+def _write_share(plan: FleetPlan, lake: Path, first: int, every: int) -> _Share:
+    """The outboxes of every so manyth node."""
     world = World(plan)
     faults, rows = make_faults(world)
-    writer = _Writer(world, lake, range(number, plan.nodes, of), faults)
-    for piece, found in events_by_slice(world, rows):
+    rows = rows[rows["node"] % every == first]
+    writer = _Writer(world, lake, range(first, plan.nodes, every), faults)
+    for piece, found in events_by_slice(world, rows, every=every, first=first):
         writer.write(piece, found)
     return writer.done
 
@@ -174,13 +178,10 @@ class _Writer:
         self._late = _late_arrivals(world)
         self.done = _Share()
 
-    def write(self, piece: Slice, rows: Rows) -> None:
+    def write(self, piece: Slice, rows: dict[int, Rows]) -> None:
         heads = self.done.heads.setdefault(piece.part, {})
         sessions = self.done.sessions.setdefault(piece.part, [])
-        for node in self._outboxes:
-            found = rows[rows["node"] == node]
-            if not len(found):
-                continue
+        for node, found in rows.items():
             part = piece.part + ((node, piece.part) in self._late)
             root = self._lake if len(self._world.plan.parts) == 1 else part_directory(self._lake, part)
             if part != piece.part:

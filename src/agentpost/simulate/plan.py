@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.simulate.arrays import Flags, Floats, Ints
+from agentpost.simulate.arrays import Bytes, Flags, Floats, Ints
 
 __all__ = ["CAPABILITIES", "DEFAULT_END_MS", "FleetPlan", "World", "policy_number"]
 
@@ -41,7 +41,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field, value, least, most in (
             ("nodes", self.nodes, 3, 9999),
-            ("agents", self.agents, self.nodes, 99_999),
+            ("agents", self.agents, max(self.nodes, 1 + len(CAPABILITIES)), 99_999),
             ("events", self.events, 100, 2_000_000_000),
             ("hours", self.hours, 1, 24 * 366),
             ("end", self.end_ms, 1_600_000_000_000, 4_000_000_000_000),
@@ -98,6 +98,15 @@ class World:
         return np.where(self.is_away(nodes, at_us), back, at_us)
 
     @cached_property
+    def name_letters(self) -> tuple[Bytes, Bytes]:
+        """The names of agents and of nodes as letters; within each they are all as long."""
+        agents, nodes = (
+            np.frombuffer("".join(names).encode(), dtype=np.uint8).reshape(len(names), -1)
+            for names in (self.agent_names, self.node_names)
+        )
+        return agents, nodes
+
+    @cached_property
     def _curve(self) -> tuple[Floats, Ints]:
         """The share of all work that is begun by each minute: quiet nights, busy days."""
         minutes = np.arange(self.start_us, self.end_us + 60_000_000, 60_000_000, dtype=np.int64)
@@ -118,7 +127,7 @@ class World:
         length = np.minimum(rng.uniform(0.02, 0.2, count) * span, 10 * _HOUR_US).astype(np.int64)
         away = rng.random(count) < _AWAY_SHARE
         # The first node is the seed that observes the others; faults need a few that are always there.
-        away[: 1 + count // 2] = False
+        away[: max(3, 1 + count // 2)] = False
         return np.where(away, begin, 0), np.where(away, begin + length, 0)
 
 

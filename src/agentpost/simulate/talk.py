@@ -65,12 +65,17 @@ def conversations(world: World, rng: np.random.Generator, begun_us: Ints) -> lis
     return rows + tasks(world, rng, talk.only(kind >= floor))
 
 
-def placed(world: World, rows: Sequence[Rows]) -> Rows:
-    """All of these as one; what does not say in whose outbox it stands is in that of its agent's node."""
-    found = np.concatenate(rows) if rows else empty_rows(0)
-    for name in ("node", "source"):
-        found[name] = np.where(found[name] < 0, world.node_of(found["agent"]), found[name])
-    return found
+def placed(world: World, rows: Sequence[Rows], *, every: int = 1, first: int = 0) -> Rows:
+    """All of these as one; what does not say in whose outbox it stands is in that of its agent's node.
+
+    With `every`, only those of every so manyth node, from `first` on.
+    """
+    kept: list[Rows] = [empty_rows(0)]
+    for block in rows:
+        for name in ("node", "source"):
+            block[name] = np.where(block[name] < 0, world.node_of(block["agent"]), block[name])
+        kept.append(block if every == 1 else block[block["node"] % every == first])
+    return np.concatenate(kept)
 
 
 def messages(world: World, rng: np.random.Generator, talk: Talk, fan: int) -> list[Rows]:

@@ -2,7 +2,7 @@
 
 import typer
 
-from agentpost.edges.cli import pipeline_check, pipeline_run
+from agentpost.edges.cli import pipeline_check, pipeline_report, pipeline_run
 
 __all__ = ["pipeline_app"]
 
@@ -11,3 +11,4 @@ pipeline_app = typer.Typer(
 )
 pipeline_run.register(pipeline_app)
 pipeline_check.register(pipeline_app)
+pipeline_report.register(pipeline_app)

@@ -20,6 +20,7 @@ from agentpost.edges.cli.pipeline_options import (
     places,
     time_us_of,
 )
+from agentpost.edges.cli.pipeline_report import hand_back
 from agentpost.protocol.errors import Code, Refusal
 
 if TYPE_CHECKING:
@@ -79,9 +80,8 @@ def run(
         status.stop()
         with phase_bars(spark, stderr) as bars:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
-            hook = {} if bars is None else {"at_phase": bars.at_phase}
-            result = run_batch(spark, files, tables, options, **hook)
-        told = _hand_back(spark, tables, now_us) if feedback else None
+            result = run_batch(spark, files, tables, options, at_phase=bars.at_phase)
+        told = hand_back(tables) if feedback else None
         elapsed = time.perf_counter() - start
         if output is Format.JSON:
             print_json(msgspec.to_builtins(result) | ({} if told is None else {"feedback": told}))
@@ -99,16 +99,6 @@ def _print_result(result: "RunResult", elapsed: float) -> None:
         stdout.print(f"[yellow]{result.quarantined:,} put aside[/yellow]: see the table `quarantine`", highlight=False)
     if result.findings:
         stdout.print(f"{result.findings:,} findings in the lake itself: see `pipeline check`", highlight=False)
-
-
-def _hand_back(spark: Any, tables: Any, now_us: int) -> Any:
-    try:
-        from agentpost.pipeline.feedback import (  # pyright: ignore[reportMissingImports] - a part of its own
-            hand_back,  # pyright: ignore[reportUnknownVariableType]
-        )
-    except ImportError:
-        raise Refusal(Code.UNAVAILABLE, "this version cannot hand anything back to gateways") from None
-    return cast("Any", hand_back)(spark, tables, now_us=now_us)
 
 
 def watch(
@@ -173,8 +163,7 @@ def compact(
     with stderr.status("starting Spark") as status, spark_session(master=master) as spark:
         status.stop()
         with phase_bars(spark, stderr) as bars:
-            hook = {} if bars is None else {"at_phase": bars.at_phase}
-            done = compact_tables(spark, tables, **hook)
+            done = compact_tables(spark, tables, at_phase=bars.at_phase)
     if output is Format.JSON:
         print_json(done)
         return
@@ -195,7 +184,7 @@ def sql(
     now: NowOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Ask the tables: `show tables` lists them, `describe lifecycle` shows the columns of one."""
+    """Ask the tables: `show views` lists them, `describe lifecycle` shows the columns of one."""
     files, tables = places(lake, warehouse)
     version = tables.require()
     from agentpost.pipeline.params import Params
@@ -204,7 +193,7 @@ def sql(
     from agentpost.pipeline.sql import register_tables
 
     with stderr.status("starting Spark"), spark_session(master=master) as spark:
-        register_tables(spark, tables, version, Params(now_us=now_us_of(now)), lake=files)
+        register_tables(spark, files, tables, version, Params(now_us=now_us_of(now)))
         found = ask(spark, query, limit=limit)
     if csv:
         _print_csv(found)
@@ -216,7 +205,7 @@ def sql(
 
 
 def _rows(found: "pa.Table") -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", found.to_pylist())
+    return found.to_pylist()
 
 
 def _print_csv(found: "pa.Table") -> None:

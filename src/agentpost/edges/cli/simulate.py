@@ -1,5 +1,6 @@
 """`agentpost simulate …`: lakes of fleets that never ran, to measure and to test the pipeline with."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,7 @@ def fleet_command(
 
     With several batches nothing is in the lake yet: `simulate release` brings one after the other.
     """
+    _require_numpy()
     from agentpost.simulate.faults import chosen_rules
     from agentpost.simulate.fleet import write_fleet
     from agentpost.simulate.plan import FleetPlan
@@ -68,6 +70,7 @@ def release_command(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Bring one part of a fleet that was made with --batches into its lake."""
+    _require_numpy()
     from agentpost.simulate.fleet import release_part
 
     segments = release_part(lake, part)
@@ -75,6 +78,15 @@ def release_command(
         print_json({"part": part, "segments": segments})
         return
     stdout.print(f"part {part}: {segments:,} segments are in {lake} now", highlight=False)
+
+
+def _require_numpy() -> None:
+    if find_spec("numpy") is None or find_spec("pyarrow") is None:
+        raise Refusal(
+            Code.UNAVAILABLE,
+            "fleets are made with numpy and pyarrow, which are not installed",
+            hint="Install them with: pip install 'agentpost[pipeline]'",
+        )
 
 
 def _parts(text: str) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
+from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
 from agentpost.edges.seed_link import Seed, SeedLinks
 from agentpost.gateway import Gateway, GatewayStatus
@@ -126,6 +127,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *agent_routes(gateway.engine),
             *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),
             *lake_routes(gateway),
+            *pipeline_routes(gateway),
             status,
             shutdown,
             invite,
