@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from agentpost.auth.limits import DEFAULT_ATTEMPTS_PER_ADDRESS, DEFAULT_ATTEMPTS_PER_TOKEN
 from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
@@ -28,6 +29,7 @@ _MOST_ATTEMPTS: Final = 1_000_000_000
 _TEXTS: Final = ("node", "tier", "listen", "public_url", "tailnet_socket")
 _NUMBERS: Final = ("attempts_per_address", "attempts_per_token")
 _KEYS: Final = (*_TEXTS, *_NUMBERS)
+_LAKE: Final = "lake"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -46,6 +48,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     tailnet_socket: Path | None = None
     # Timers, retries and retention of mail: the table [delivery] of the file.
     delivery: DeliveryPolicy = DeliveryPolicy()
+    # Where the outboxes are exported to, and how: the table [lake]; without it nowhere.
+    lake: LakeSettings | None = None
     # AUTH-7: for a lab. Said with every start or not at all: no file and no environment turns it on unnoticed.
     insecure_no_proof: bool = False
 
@@ -78,9 +82,9 @@ def load_settings(
 ) -> Settings:
     """The settings of the gateway that the flags describe; a flag that was not given is missing or None."""
     environment = os.environ if environment is None else environment
-    said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in _KEYS}
+    said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in (*_KEYS, _LAKE)}
     path = home_of(said["node"], home=home)
-    file, delivery = _read_file(path / CONFIG_FILE)
+    file, delivery, lake = _read_file(path / CONFIG_FILE)
     values = {key: said[key] or file.get(key) for key in _KEYS}
     if values["node"] is None:
         raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
@@ -97,6 +101,7 @@ def load_settings(
         attempts_per_token=_checked_attempts(values, "attempts_per_token", DEFAULT_ATTEMPTS_PER_TOKEN),
         tailnet_socket=None if socket is None else Path(socket).expanduser(),
         delivery=delivery,
+        lake=_checked_lake(path, said[_LAKE], lake),
         insecure_no_proof=insecure_no_proof,
     )
 
@@ -120,26 +125,30 @@ def save_settings(settings: Settings) -> None:
     if settings.tailnet_socket is not None:
         # JSON's way to write a string is one of TOML's.
         lines.append(f"tailnet_socket = {json.dumps(str(settings.tailnet_socket))}")
+    if settings.lake is not None:
+        lines += ["", "[lake]", f"path = {json.dumps(settings.lake.path)}"]
     write_private(path, ("\n".join(lines) + "\n").encode())
 
 
-def _read_file(path: Path) -> tuple[dict[str, str], DeliveryPolicy]:
+def _read_file(path: Path) -> tuple[dict[str, str], DeliveryPolicy, dict[str, Any]]:
+    """What the file says, its table [delivery], and its table [lake], which is empty if there is none."""
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return {}, DeliveryPolicy()
+        return {}, DeliveryPolicy(), {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
     delivery = _read_delivery(path, found.pop("delivery", {}))
+    lake = _read_lake(path, found.pop(_LAKE)) if _LAKE in found else {}
     for key, value in found.items():
         if key not in _KEYS:
-            known = ", ".join((*_KEYS, "[delivery]"))
+            known = ", ".join((*_KEYS, "[delivery]", "[lake]"))
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {known}.")
         # type(), because to isinstance true and false are numbers too.
         if type(value) is not (int if key in _NUMBERS else str):
             kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
-    return {key: str(value) for key, value in found.items()}, delivery
+    return {key: str(value) for key, value in found.items()}, delivery, lake
 
 
 def _read_delivery(path: Path, table: object) -> DeliveryPolicy:
@@ -154,6 +163,26 @@ def _read_delivery(path: Path, table: object) -> DeliveryPolicy:
             field="delivery",
             hint="Correct that line; docs/delivery.md has all.",
         ) from None
+
+
+def _read_lake(path: Path, table: object) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins(LakeSettings(path="?")) | {"path": ""}
+    try:
+        return msgspec.to_builtins(msgspec.convert(_overlaid(values, table, _LAKE), LakeSettings))
+    except (Refusal, msgspec.ValidationError) as error:
+        raise Refusal(
+            Code.INVALID_FIELD, f"{path}: {error}", field=_LAKE, hint="Correct that line; docs/lake.md has all."
+        ) from None
+
+
+def _checked_lake(home: Path, said: str | None, table: dict[str, Any]) -> LakeSettings | None:
+    """The lake that was named, with what the table says of it otherwise. A path in the file starts at the home."""
+    if said is None and not table:
+        return None
+    where = table["path"] if said is None else said
+    if "://" not in where:
+        where = str((home if said is None else Path.cwd()) / Path(where).expanduser())
+    return msgspec.convert(table | {"path": where}, LakeSettings)
 
 
 def _overlaid(values: dict[str, Any], table: object, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
@@ -20,9 +20,9 @@ from agentpost.config import Settings, save_settings
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.ports import Runtime
+from agentpost.lake.settings import require_pyarrow
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import SessionId
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
@@ -30,7 +30,10 @@ from agentpost.store.identity import Identity, load_identity
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LocalAgent
 from agentpost.tasks import TaskOwner
-from agentpost.world import Chance, Clock, IdMaker
+from agentpost.world import Chance, Clock, IdMaker, new_epoch
+
+if TYPE_CHECKING:
+    from agentpost.lake.service import LakeService
 
 __all__ = ["Connection", "Gateway", "GatewayStatus", "Phase"]
 
@@ -109,6 +112,8 @@ class Gateway:
         self._joining: Joining | None = None
         self._host: RoomHost | None = None
         self._engine: Engine | None = None
+        # Where the outboxes are exported to; None for a gateway without a lake.
+        self.lake: LakeService | None = None
         self._started_ms = 0
 
     @property
@@ -151,7 +156,7 @@ class Gateway:
         self._store = SqliteStore.open(
             self.settings.home,
             node_id=self.settings.node_id,
-            epoch=self.ids.make(SessionId).replace("ses_", "epoch_"),
+            epoch=new_epoch(self.ids),
             now_ms=self.clock.now_ms(),
             on_failure=on_failure,
         )
@@ -188,13 +193,36 @@ class Gateway:
             policy=self.settings.delivery,
         )
         self.use_links(self._engine.links)
+        if self.settings.lake is not None:
+            self.lake = self._open_lake()
+            self._engine.keeper.hold(self.lake.held_after)
         await self._engine.start()
+        if self.lake is not None:
+            self.lake.start()
         save_settings(self.settings)
         self._started_ms = self.clock.monotonic_ms()
         self.phase = Phase.READY
         if self.settings.insecure_no_proof:
             _log.warning("nodes are let in without a proof of their key (--insecure-no-proof): this is for a lab")
         _log.info("gateway %s is ready", self.settings.node_id)
+
+    def _open_lake(self) -> "LakeService":
+        if self.settings.lake is None:
+            raise Refusal(Code.NOT_FOUND, "this gateway has no lake", hint="Name one with --lake, or in its file.")
+        require_pyarrow()
+        # pyarrow takes longer to load than all the rest: only who has a lake pays for it.
+        from agentpost.lake.service import LakeService
+
+        return LakeService(
+            self.settings.lake,
+            home=self.settings.home,
+            store=self.store,
+            room=self.host.room,
+            identity=self.identity,
+            tier=self.settings.tier,
+            policy=self.settings.delivery,
+            clock=self.clock,
+        )
 
     def request_stop(self) -> None:
         """Ask the gateway to drain and stop; whoever runs it waits for `stopping`."""
@@ -210,6 +238,8 @@ class Gateway:
         if self._engine is not None:
             await self._engine.drain()
             await self._engine.close()
+        if self.lake is not None:
+            await self.lake.close()
         await self.tasks.close()
         if self._host is not None and self.phase is not Phase.FAILED:
             await self._host.stop()

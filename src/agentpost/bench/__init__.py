@@ -9,4 +9,5 @@ room       updates checked and merged, growth over a month, a join
 roundtrip  between two gateways, next to Redis and NATS
 crowd      many gateways, everybody writes to everybody
 idle       what a gateway costs that has nothing to do
+pipeline   segments to gold, a refresh, how fresh `watch` is, how fast it starts
 """

@@ -17,32 +17,28 @@ from agentpost.protocol.codec import Unreadable, decode_event, frame_of, read_fr
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import (
     AckEvent,
-    DeadLetterEvent,
     Event,
-    MessageEvent,
     ReplyEvent,
     SignalEvent,
-    TaskCreateEvent,
     is_engaged_by,
 )
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
+from agentpost.protocol.recipients import recipients_of
 from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.store.interface import Store
 from agentpost.store.values import Acceptance, Accepted, Inbound, Incident, MirrorBatch
 from agentpost.world import Clock
 
-__all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event", "recipients_of"]
+__all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event"]
 
 _SIGNALS: Final = {
     AckType.ACCEPTED: DeliverySignal.ACCEPTED,
     AckType.PROCESSED: DeliverySignal.PROCESSED,
     AckType.FAILED_TERMINAL: DeliverySignal.FAILED_TERMINAL,
 }
-# These speak of other events, or to gateways: no agent gets them.
-_NOT_FOR_AGENTS: Final = (AckEvent, SignalEvent, DeadLetterEvent)
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -103,16 +99,6 @@ def read_event(raw: bytes) -> Event | Unreadable:
         except (Refusal, ValueError):
             return Unreadable(raw=raw, refusal=refusal, seq=None, event_id=None)
         return found
-
-
-def recipients_of(event: Event) -> tuple[str, ...]:
-    """The agents that the event is for; none for what gateways say to each other."""
-    if isinstance(event, _NOT_FOR_AGENTS):
-        return ()
-    named = event.payload.to_agents if isinstance(event, MessageEvent | TaskCreateEvent) else ()
-    if event.to_agent_id is None or event.to_agent_id in named:
-        return named
-    return (*named, event.to_agent_id)
 
 
 def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail]]:

@@ -93,6 +93,7 @@ class Keeper:
         self._policy = policy or DeliveryPolicy()
         self._copies = copies
         self._readers = readers
+        self._held_after: Callable[[str, str], int | None] = lambda _node_id, _epoch: None
         self._tasks = TaskOwner("keeper")
         self._changed = asyncio.Event()
         self._own: DeliveryCopy | None = None
@@ -111,6 +112,13 @@ class Keeper:
     async def close(self) -> None:
         await self._tasks.close()
 
+    def hold(self, held_after: Callable[[str, str], int | None]) -> None:
+        """Prune nothing after the seq that this gives for (node, epoch): somebody else is still to copy it.
+
+        None holds nothing.
+        """
+        self._held_after = held_after
+
     # Pruning
 
     async def keep(self) -> Kept:
@@ -120,6 +128,8 @@ class Keeper:
         mirrored = 0
         for mirror in self._store.mirrors():
             through_seq = self._not_needed_through(mirror)
+            held_after = self._held_after(mirror.source_node_id, mirror.epoch)
+            through_seq = through_seq if held_after is None else min(through_seq, held_after)
             if through_seq > mirror.floor_seq:
                 mirrored += await self._store.prune_mirror(mirror.source_node_id, through_seq=through_seq)
             await asyncio.sleep(0)
@@ -128,7 +138,7 @@ class Keeper:
     async def _compact(self, kept: Kept) -> Kept:
         while True:
             step = await self._store.compact(
-                now_ms=self._clock.now_ms(), retention_events=self._policy.retention_events, limit=_STEP
+                now_ms=self._clock.now_ms(), retention_events=self._policy.retention_events, limit=self._step()
             )
             if not step.outbox_events and not step.inbox_events:
                 return kept
@@ -137,6 +147,12 @@ class Keeper:
                 outbox_events=kept.outbox_events + step.outbox_events,
                 inbox_events=kept.inbox_events + step.inbox_events,
             )
+
+    def _step(self) -> int:
+        held_after = self._held_after(self._store.node_id, self._store.epoch)
+        if held_after is None:
+            return _STEP
+        return max(min(held_after - self._store.read_outbox(0, limit=1).floor_seq, _STEP), 0)
 
     async def _prune_settled(self) -> int:
         # RTY-3: what the ledger has forgotten is no repeat any more, so it remembers for as long as repeats can come.

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
-from agentpost.delivery.intake import recipients_of
 from agentpost.delivery.ports import Wakeups
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import AckEvent, Event, ReplyEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId
+from agentpost.protocol.recipients import recipients_of
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
 from agentpost.world import Clock

@@ -45,7 +45,7 @@ class SegmentManifest(Struct, frozen=True, kw_only=True, rename="camel", omit_de
     sha256: Hex32  # of the Parquet file
     sealed_at_us: int
     sealed_by: str
-    signature: str = ""  # base64
+    signature: str = ""  # base64url without padding, as all signatures here
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -7,7 +7,7 @@ from agentpost.store.queries import SQL
 from agentpost.store.rules import inbox_watermark, outbox_watermark
 from agentpost.store.streams import oldest_unread, prune_streams
 from agentpost.store.transaction import Transaction
-from agentpost.store.values import Compacted, Subscriber
+from agentpost.store.values import PIPELINE_WATERMARK, Compacted, Subscriber
 
 __all__ = ["compact", "note_subscriber", "prune_settled", "subscribers"]
 
@@ -21,7 +21,7 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
     outbox_floor, inbox_floor = gateway[2], gateway[4]
 
     watermark = outbox_watermark(
-        subscribers(tx.database),
+        _bounds(tx.database),
         epoch=tx.epoch,
         now_ms=now_ms,
         retention_events=retention_events,
@@ -61,6 +61,11 @@ def prune_settled(tx: Transaction, before_ms: int, limit: int) -> int:
 
 
 def subscribers(database: Database) -> list[Subscriber]:
+    """The gateways that read this outbox. The pipeline's watermark is none of them."""
+    return [each for each in _bounds(database) if each.consumer_node_id != PIPELINE_WATERMARK]
+
+
+def _bounds(database: Database) -> list[Subscriber]:
     return [
         Subscriber(
             consumer_node_id=row[0], epoch=row[1], last_seq=row[2], updated_at_ms=row[3], lease_expires_at_ms=row[4]

@@ -17,6 +17,7 @@ from agentpost.store.memory_deliveries import MemoryDeliveries, Pair
 from agentpost.store.memory_streams import MemoryStreams
 from agentpost.store.values import (
     CHAIN_START,
+    PIPELINE_WATERMARK,
     Acceptance,
     Accepted,
     Appended,
@@ -407,11 +408,11 @@ class MemoryStore(MemoryDeliveries):
 
     def subscribers(self) -> list[Subscriber]:
         self._check_open()
-        return [self._subscribers[node_id] for node_id in sorted(self._subscribers)]
+        return [self._subscribers[key] for key in sorted(self._subscribers) if key != PIPELINE_WATERMARK]
 
     async def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> Compacted:
         watermark = rules.outbox_watermark(
-            self.subscribers(),
+            self._subscribers.values(),
             epoch=self._epoch,
             now_ms=now_ms,
             retention_events=retention_events,

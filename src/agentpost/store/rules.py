@@ -17,6 +17,7 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.values import (
+    PIPELINE_WATERMARK,
     Acceptance,
     Blob,
     Cursor,
@@ -225,14 +226,20 @@ def outbox_watermark(
     """The last outbox seq that may be pruned (PIPE-7), 0 for none.
 
     With no active subscriber nothing is pruned: nobody has shown that the events were read. An event that may have to
-    be sent again stays (PIPE-8), and so does local mail that this gateway itself has not read.
+    be sent again stays (PIPE-8), and so does local mail that this gateway itself has not read. The watermark of the
+    pipeline can only make it less.
     """
     if retention_events < 0:
         raise Refusal(Code.INVALID_FIELD, "the retention must not be negative", field="retentionEvents")
-    active = [s.last_seq for s in subscribers if s.lease_expires_at_ms > now_ms and s.epoch == epoch]
+    active = {
+        s.consumer_node_id: s.last_seq for s in subscribers if s.lease_expires_at_ms > now_ms and s.epoch == epoch
+    }
+    bound = active.pop(PIPELINE_WATERMARK, None)
     if not active:
         return 0
-    watermark = min(active) - retention_events
+    watermark = min(active.values()) - retention_events
+    if bound is not None:
+        watermark = min(watermark, bound)
     for oldest in (oldest_unaccepted, oldest_unread):
         if oldest is not None:
             watermark = min(watermark, oldest - 1)

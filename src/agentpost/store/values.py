@@ -14,6 +14,7 @@ from agentpost.protocol.snapshot import NodeTier
 
 __all__ = [
     "CHAIN_START",
+    "PIPELINE_WATERMARK",
     "Acceptance",
     "Accepted",
     "Appended",
@@ -213,6 +214,11 @@ class Cursor(Struct, frozen=True, kw_only=True):
     last_seq: int
     last_chain: bytes
     updated_at_ms: int
+
+
+# No node can be called that. What stands under this name is no reader of the outbox but a watermark of the fleet's
+# pipeline: as long as its lease lasts nothing above it is pruned, and nothing more is pruned because of it.
+PIPELINE_WATERMARK: Final = "~pipeline"
 
 
 class Subscriber(Struct, frozen=True, kw_only=True):

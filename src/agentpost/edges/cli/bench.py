@@ -109,6 +109,27 @@ def bench_idle_command(
     _print_metrics("idle", bench_idle(meshes=gateways or [3, 20], seconds=seconds, say=say), output)
 
 
+@bench_app.command("pipeline", epilog="Example: [bold]agentpost bench pipeline --events 1000000 --only build[/bold]")
+def bench_pipeline_command(
+    events: Annotated[int, typer.Option("--events", min=100_000, help="Events of the fleet.")] = 5_000_000,
+    history: Annotated[int, typer.Option("--history", min=2, help="How much longer the long history is.")] = 10,
+    only: Annotated[
+        str, typer.Option("--only", help="Which figures: start, build, watch, history.")
+    ] = "start,build,watch",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Segments to gold, a refresh, `watch`, the start; DuckDB beside it. Needs 250 bytes of disk an event."""
+    from agentpost.pipeline.session import require_spark
+
+    require_spark()
+    from agentpost.bench.pipeline import PARTS, bench_pipeline
+
+    parts = frozenset(only.split(","))
+    if not parts <= PARTS:
+        raise typer.BadParameter(f"--only takes some of: {', '.join(sorted(PARTS))}")
+    _print_metrics("pipeline", bench_pipeline(events=events, history=history, parts=parts, say=say), output)
+
+
 def _print_metrics(name: str, metrics: list[Metric], output: Format) -> None:
     if output is Format.JSON:
         print_json(metrics)

@@ -89,6 +89,15 @@ def up(
             show_default=False,
         ),
     ] = None,
+    lake: Annotated[
+        str | None,
+        typer.Option(
+            "--lake",
+            metavar="PATH",
+            help="Export the outboxes to this directory, or URL of an object store.",
+            show_default=False,
+        ),
+    ] = None,
     insecure_no_proof: Annotated[
         bool, typer.Option("--insecure-no-proof", help="Let nodes in that prove no key. For a lab only; never kept.")
     ] = False,
@@ -106,6 +115,7 @@ def up(
         "attempts_per_address": attempts_per_address,
         "attempts_per_token": attempts_per_token,
         "tailnet_socket": tailnet_socket,
+        "lake": lake,
     }
     settings = load_settings(home=home, flags=flags, insecure_no_proof=insecure_no_proof)
     if settings.insecure_no_proof:
@@ -159,6 +169,7 @@ def _start_detached(settings: Settings, output: Format) -> None:
         *("--attempts-per-address", str(settings.attempts_per_address)),
         *("--attempts-per-token", str(settings.attempts_per_token)),
         *(() if settings.tailnet_socket is None else ("--tailnet-socket", str(settings.tailnet_socket))),
+        *(() if settings.lake is None else ("--lake", settings.lake.path)),
         *(("--insecure-no-proof",) if settings.insecure_no_proof else ()),
     ]
     with log.open("ab") as file:

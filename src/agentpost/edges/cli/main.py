@@ -13,6 +13,7 @@ from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
 from agentpost.edges.cli.deadletters import deadletters_app
 from agentpost.edges.cli.incidents import incidents_app
+from agentpost.edges.cli.lake import lake_app
 from agentpost.edges.cli.mailbox import mailbox_app
 from agentpost.edges.cli.output import (
     Format,
@@ -24,6 +25,8 @@ from agentpost.edges.cli.output import (
     stderr,
     stdout,
 )
+from agentpost.edges.cli.pipeline import pipeline_app
+from agentpost.edges.cli.simulate import simulate_app
 from agentpost.edges.cli.store import store_app
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 
@@ -44,7 +47,10 @@ app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(incidents_app, name="incidents")
 app.add_typer(mailbox_app, name="mailbox")
 app.add_typer(store_app, name="store")
+app.add_typer(lake_app, name="lake")
 app.add_typer(bench_app, name="bench")
+app.add_typer(pipeline_app, name="pipeline")
+app.add_typer(simulate_app, name="simulate")
 
 
 def _print_version(wanted: bool) -> None:

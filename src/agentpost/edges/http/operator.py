@@ -12,7 +12,9 @@ from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
+from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
 from agentpost.edges.seed_link import Seed, SeedLinks
 from agentpost.gateway import Gateway, GatewayStatus
@@ -123,7 +125,9 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
         route_handlers=[
             *mail_routes(gateway.engine),
             *agent_routes(gateway.engine),
-            *record_routes(gateway.engine),
+            *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),
+            *lake_routes(gateway),
+            *pipeline_routes(gateway),
             status,
             shutdown,
             invite,

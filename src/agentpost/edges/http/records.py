@@ -1,6 +1,6 @@
 """What became of it, over HTTP: traces, deliveries, dead letters, incidents, metrics."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -71,7 +71,9 @@ class MessageView(Struct, frozen=True, kw_only=True, rename="camel"):
     deliveries: list[DeliveryView]
 
 
-def record_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
+def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> Sequence[HTTPRouteHandler]:
+    """`more_metrics` is what others have to say to Prometheus."""
+
     @get("/ansible/messages/{event_id:str}", sync_to_thread=False, summary="What became of a message", tags=["records"])
     def message(event_id: str) -> MessageView:
         found = engine.store.deliveries_of(EventId(event_id))
@@ -130,7 +132,7 @@ def record_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @get("/metrics", sync_to_thread=False, summary="The same for Prometheus", tags=["records"])
     def prometheus() -> Response[str]:
-        return Response(to_prometheus(engine.metrics()), media_type=MediaType.TEXT)
+        return Response(to_prometheus(engine.metrics()) + more_metrics(), media_type=MediaType.TEXT)
 
     return [
         message,

@@ -1,0 +1,266 @@
+"""`agentpost bench pipeline`: from segments to gold, what a refresh costs, how fresh `watch` is, how fast it starts.
+
+The lakes are simulated. DuckDB computes the lifecycle of the same segments in the same run, on as many threads.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agentpost.bench.measure import Metric, Say, seconds_of
+from agentpost.pipeline.files import Files
+from agentpost.pipeline.session import LOCAL, open_session, stop_session
+from agentpost.pipeline.warehouse import Warehouse
+from agentpost.simulate.fleet import release_part, write_fleet
+from agentpost.simulate.plan import FleetPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from agentpost.pipeline.run import RunResult
+
+__all__ = ["PARTS", "bench_pipeline"]
+
+PARTS: Final = frozenset({"start", "build", "watch", "history"})
+_GOAL_RATE: Final = 250_000
+_GOAL_MEMORY: Final = 4.0
+_GOAL_FRESH: Final = 10.0
+_GOAL_FIRST: Final = 30.0
+_GOAL_TRAINED: Final = 12.0
+_WARM_UP_EVENTS: Final = 200_000
+_WATCH_SECONDS: Final = 40
+_WATCH_RATE: Final = 1000
+_SMALL_EVENTS: Final = 3000
+
+
+def bench_pipeline(*, events: int, history: int, parts: frozenset[str], say: Say) -> list[Metric]:
+    """The figures of the pipeline. `history` is how many times longer the long history is."""
+    figures: list[Metric] = []
+    with tempfile.TemporaryDirectory(prefix="agentpost-bench-") as place:
+        root = Path(place)
+        if "start" in parts:
+            figures += _bench_start(root, say)
+        if parts & {"build", "watch", "history"}:
+            with _session(say) as spark:
+                _warm_up(spark, root, say)
+                if "build" in parts:
+                    figures += _bench_build(spark, root, events, say)
+                if "watch" in parts:
+                    figures += _bench_watch(spark, root, say)
+                if "history" in parts:
+                    figures += _bench_history(spark, root, events, history, say)
+    return figures
+
+
+def _bench_start(root: Path, say: Say) -> list[Metric]:
+    """`pipeline run` on a small mesh as people start it: the first time ever, and once the classes are kept."""
+    lake = root / "small"
+    write_fleet(FleetPlan(events=_SMALL_EVENTS, nodes=3, agents=9, hours=2), lake, workers=1)
+    environment = {**os.environ, "AGENTPOST_CACHE": str(root / "cache")}
+    seconds: list[float] = []
+    for turn in range(3):
+        say(f"pipeline run on a small mesh, {'the first time' if not turn else 'again'}")
+        shutil.rmtree(lake / "pipeline", ignore_errors=True)
+        command = [sys.executable, "-m", "agentpost", "pipeline", "run", "--lake", str(lake), "-o", "json"]
+        seconds.append(seconds_of(partial(subprocess.run, command, env=environment, check=True, capture_output=True)))
+    return [
+        Metric.of("pipeline run, small mesh, the first time", seconds[0], "s", against=_GOAL_FIRST),
+        Metric.of("the same with the class archive", min(seconds[1:]), "s", against=_GOAL_TRAINED),
+    ]
+
+
+def _warm_up(spark: "SparkSession", root: Path, say: Say) -> None:
+    say("warming up")
+    lake = root / "warm"
+    write_fleet(FleetPlan(seed=9, events=_WARM_UP_EVENTS), lake)
+    for _ in range(2):
+        _run(spark, lake, full=True)
+    shutil.rmtree(lake)
+
+
+def _bench_build(spark: "SparkSession", root: Path, events: int, say: Say) -> list[Metric]:
+    """All of a lake to gold, then one per cent more; and the lifecycle alone, next to DuckDB."""
+    say(f"simulating {events:,} events")
+    lake = root / "fleet"
+    plan = FleetPlan(events=events, parts=(0.99, 0.01))
+    write_fleet(plan, lake)
+    release_part(lake, 0)
+    with _peak_memory() as peak:
+        say("lake to gold")
+        full = _run(spark, lake)
+    full_seconds = sum(full.seconds.values())
+    release_part(lake, 1)
+    say("one per cent more")
+    more = _run(spark, lake)
+    more_seconds = sum(more.seconds.values())
+    figures = [
+        Metric.of("lake to gold", full.events / full_seconds, "events/s", against=_GOAL_RATE),
+        *(Metric.of(f"of which {name}", value, "s") for name, value in full.seconds.items()),
+        Metric.of("peak memory, JVM and Python", peak[0], "GB", against=_GOAL_MEMORY),
+        Metric.of("refresh after 1 % more", more_seconds, "s", against=full_seconds),
+        *_bench_lifecycle(spark, lake, say),
+    ]
+    shutil.rmtree(lake)
+    return figures
+
+
+def _bench_lifecycle(spark: "SparkSession", lake: Path, say: Say) -> list[Metric]:
+    from agentpost.pipeline.frames import bronze_events
+    from agentpost.pipeline.tables import SILVER
+
+    files = Files(str(lake))
+    warehouse = Warehouse(files.below("pipeline"))
+    segments = warehouse.read(warehouse.require(), "segments").to_pylist()
+    used = [row for row in segments if row["slice_first"]]
+    deliveries = next(table for table in SILVER if table.name == "deliveries")
+
+    def lifecycle() -> None:
+        rows = deliveries.partials(bronze_events(spark, files, used))
+        rows.write.format("noop").mode("overwrite").save()
+
+    say("the lifecycle alone, with Spark and with DuckDB")
+    ours = min(seconds_of(lifecycle) for _ in range(3))
+    theirs = _duckdb_seconds([files.at(row["path"]) for row in used])
+    return [] if theirs is None else [Metric.of("lifecycle alone; against DuckDB", ours, "s", against=theirs)]
+
+
+def _duckdb_seconds(paths: list[str]) -> float | None:
+    try:
+        import duckdb
+    except ImportError:
+        return None
+    query = (resources("agentpost.bench") / "lifecycle.sql").read_text()
+    with duckdb.connect() as connection:
+        connection.execute(f"set threads = {os.cpu_count() or 1}")
+        text = query.replace("{segments}", "[" + ", ".join(f"'{path}'" for path in paths) + "]")
+        # The text is our own file with paths of our own.
+        work = f"create or replace temp table lifecycle as {text}"
+        return min(seconds_of(lambda: connection.execute(work)) for _ in range(3))
+
+
+def _bench_history(spark: "SparkSession", root: Path, events: int, times: int, say: Say) -> list[Metric]:
+    """The same amount of new events, on a short history and on a long one."""
+    seconds: list[float] = []
+    for scale in (1, times):
+        total = events * scale
+        say(f"a refresh with {total:,} events of history")
+        lake = root / f"history-{scale}"
+        write_fleet(FleetPlan(events=total, hours=72 * scale, parts=(1 - 0.01 / scale, 0.01 / scale)), lake)
+        release_part(lake, 0)
+        _run(spark, lake)
+        release_part(lake, 1)
+        seconds.append(sum(_run(spark, lake).seconds.values()))
+        shutil.rmtree(lake)
+    return [Metric.of(f"refresh at {times} x the history", seconds[1], "s", against=seconds[0])]
+
+
+def _bench_watch(spark: "SparkSession", root: Path, say: Say) -> list[Metric]:
+    """A segment every second, each with what a busy fleet says in one; how long until gold has it."""
+    from agentpost.pipeline.watch import WatchOptions, watch
+
+    say(f"watching {_WATCH_RATE:,} events a second")
+    lake = root / "watched"
+    plan = FleetPlan(events=_WATCH_RATE * _WATCH_SECONDS, nodes=3, agents=30, hours=1, parts=(1.0,) * _WATCH_SECONDS)
+    write_fleet(plan, lake)
+    count = release_part(lake, 0)
+    # When each part came, and how many segments the lake had then.
+    released: list[tuple[float, int]] = []
+
+    def release() -> None:
+        total = count
+        for part in range(1, _WATCH_SECONDS):
+            time.sleep(1)
+            total += release_part(lake, part)
+            released.append((time.monotonic(), total))
+
+    releaser = threading.Thread(target=release, name="releaser")
+    latencies: list[float] = []
+    stop = threading.Event()
+    files = Files(str(lake))
+    warehouse = Warehouse(files.below("pipeline"))
+    releaser.start()
+    for _ in watch(
+        spark, files, warehouse, WatchOptions(every_seconds=0.1), stop=stop, now_us=lambda: plan.end_ms * 1000
+    ):
+        now = time.monotonic()
+        known = warehouse.read(warehouse.require(), "segments", columns=["path"]).num_rows
+        latencies += [now - at for at, total in released[len(latencies) :] if total <= known]
+        if len(latencies) == _WATCH_SECONDS - 1:
+            stop.set()
+    releaser.join()
+    # An event waits up to a second for the segment that it is in.
+    worst = statistics.quantiles(latencies, n=20)[-1] + 1
+    return [Metric.of("watch at 1,000 events/s, appended to gold, p95", worst, "s", against=_GOAL_FRESH)]
+
+
+@contextmanager
+def _session(say: Say) -> Generator["SparkSession"]:
+    say("starting Spark")
+    spark = open_session(master=LOCAL)
+    try:
+        yield spark
+    finally:
+        stop_session(spark)
+
+
+def _run(spark: "SparkSession", lake: Path, *, full: bool = False) -> "RunResult":
+    from agentpost.pipeline.run import RunOptions, run_batch
+
+    files = Files(str(lake))
+    options = RunOptions(now_us=FleetPlan().end_ms * 1000, full=full)
+    return run_batch(spark, files, Warehouse(files.below("pipeline")), options)
+
+
+@contextmanager
+def _peak_memory() -> Generator[list[float]]:
+    """The most that this process and all of its children have at once, in GB."""
+    peak = [0.0]
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.2):
+            peak[0] = max(peak[0], sum(_resident_bytes(pid) for pid in _family(os.getpid())) / 1e9)
+
+    looker = threading.Thread(target=look, name="memory", daemon=True)
+    looker.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        looker.join()
+
+
+def _family(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    family = [root]
+    for pid in family:
+        family += [child for child, parent in parents.items() if parent == pid]
+    return family
+
+
+def _resident_bytes(pid: int) -> int:
+    """Memory that is the process's own: what workers share with the one they were forked from counts once."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

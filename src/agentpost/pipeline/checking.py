@@ -1,0 +1,265 @@
+"""One sealed segment, looked at from all sides before anything of it is believed (OBS-5).
+
+Plain Python and pyarrow: this runs in the workers of Spark as well as on the driver. A segment that cannot be read, or
+is not what its manifest says, is left out as a whole; single events are left out where only they are wrong. Whatever is
+left out or doubtful is reported with its reason, and nothing here raises for what it finds in a file.
+"""
+
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from agentpost.auth.signing import signed_by
+from agentpost.lake.manifest import MANIFEST_PURPOSE, SegmentManifest, manifest_path, segment_path, signed_bytes
+from agentpost.lake.schema import SEGMENT
+from agentpost.pipeline.files import Files
+from agentpost.protocol.payloads import Kind
+
+__all__ = ["Claim", "Finding", "Verdict", "check_segment"]
+
+Longs = npt.NDArray[np.int64]
+
+_DAY_US: Final = 86_400_000_000
+_YEAR_US: Final = 365 * _DAY_US
+_HOUR_US: Final = 3_600_000_000
+# What an event may weigh. A larger payload travels by reference; something this large is a mistake or an attack.
+_MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+# So many findings of one rule in one segment say enough; the last one says how many more there are.
+_MOST_FINDINGS: Final = 1000
+_CHECKED: Final = ["seq", "event_id", "kind", "source_node", "corr_id", "created_us", "event_hour", "chain", "body"]
+_KINDS: Final = pa.array([str(kind) for kind in Kind])
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something wrong, and where: an event of an outbox, or the first one of a segment."""
+
+    rule: str
+    node: str
+    epoch: str
+    seq: int
+    event_id: str | None = None
+    agent_id: str | None = None
+    corr_id: str | None = None
+    at_us: int = 0
+    text: str = ""
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """A manifest, where it was found, and the keys that its sealer is known by."""
+
+    name: str
+    manifest: SegmentManifest
+    keys: tuple[str, ...]
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What to make of a segment. `reason`: why none of it is used; `excluded`: the seqs that are left out."""
+
+    name: str
+    reason: str | None = None
+    findings: tuple[Finding, ...] = ()
+    excluded: tuple[tuple[int, str], ...] = ()
+    newest_us: int = 0
+
+
+class _Unusable(Exception):  # noqa: N818 - the answer of a check, not a fault of the program
+    pass
+
+
+def check_segment(lake: Files, claim: Claim) -> Verdict:
+    """Check the file, the schema, the order, the hash chain, the signature and the times."""
+    manifest = claim.manifest
+    try:
+        table = _read(lake, claim)
+    except _Unusable as problem:
+        bad = _finding(manifest, "bad_segment", manifest.first_seq, text=str(problem))
+        return Verdict(name=claim.name, reason=str(problem), findings=(bad,))
+    signature = _signature_problem(claim)
+    findings = [] if signature is None else [_finding(manifest, "bad_signature", manifest.first_seq, text=signature)]
+    excluded: dict[int, str] = {}
+    rows = _Rows(manifest, table)
+    broken_at = _chain_break(manifest, table)
+    if broken_at is not None:
+        text = "the hash chain does not fit the event"
+        findings.append(_finding(manifest, "chain_break", manifest.first_seq + broken_at, text=text))
+    for rule, places, text in _bad_rows(manifest, table):
+        findings += _limited(rows, rule, places, text)
+        excluded.update((manifest.first_seq + int(place), f"{rule}: {text}") for place in places)
+    return Verdict(
+        name=claim.name,
+        findings=tuple(findings),
+        excluded=tuple(sorted(excluded.items())),
+        newest_us=_newest_us(table, excluded, manifest.first_seq),
+    )
+
+
+def _read(lake: Files, claim: Claim) -> pa.Table:
+    """The columns that are checked, of a file that is what the manifest says."""
+    manifest = claim.manifest
+    if claim.name != manifest_path(manifest.node_id, manifest.epoch, manifest.first_seq):
+        raise _Unusable("the manifest speaks of another outbox or seq than its name")
+    home = segment_path(manifest.node_id, manifest.epoch, 1, 1).rpartition("/")[0] + "/"
+    if not manifest.path.startswith(home) or "/" in manifest.path[len(home) :]:
+        raise _Unusable("the manifest names a file outside of its outbox")
+    if manifest.last_seq < manifest.first_seq:
+        raise _Unusable("the manifest ends before it begins")
+    content = _content(lake, manifest)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        _check_schema(file.schema_arrow)
+        count = manifest.last_seq - manifest.first_seq + 1
+        if file.metadata.num_rows != count:
+            raise _Unusable(f"{file.metadata.num_rows} events where the manifest says {count}")
+        optional = [f.name for f in SEGMENT if not f.nullable and file.schema_arrow.field(f.name).nullable]
+        table = file.read(columns=list(dict.fromkeys([*_CHECKED, *optional])))
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise _Unusable(f"not readable as Parquet: {_first_line(problem)}") from None
+    for name in optional:
+        if table[name].null_count:
+            raise _Unusable(f"{name} is missing in {table[name].null_count} events")
+    seqs = _longs(table["seq"])
+    wrong = np.flatnonzero(seqs != np.arange(manifest.first_seq, manifest.last_seq + 1))
+    if len(wrong):
+        raise _Unusable(f"seq {seqs[wrong[0]]} stands where {manifest.first_seq + wrong[0]} should")
+    return table
+
+
+def _content(lake: Files, manifest: SegmentManifest) -> pa.Buffer:
+    try:
+        with lake.system.open_input_file(lake.at(manifest.path)) as file:
+            content = file.read_buffer()
+    except FileNotFoundError:
+        raise _Unusable("the file is missing") from None
+    except OSError as problem:
+        raise _Unusable(f"the file cannot be read: {_first_line(problem)}") from None
+    if content.size != manifest.size_bytes:
+        raise _Unusable(f"the file has {content.size} bytes where the manifest says {manifest.size_bytes}")
+    if sha256(content).hexdigest() != manifest.sha256:
+        raise _Unusable("the file is not the one that the manifest was written for (sha256)")
+    return content
+
+
+def _check_schema(found: pa.Schema) -> None:
+    """Every column of a segment is there, with its type. More columns are a newer writer's, and no harm."""
+    for field in SEGMENT:
+        place = found.get_field_index(field.name)
+        if place < 0:
+            raise _Unusable(f"no column {field.name}: not a segment")
+        kind: Any = found.field(place).type
+        same = kind.value_type == pa.string() if pa.types.is_list(kind) else kind == field.type
+        if not same or pa.types.is_list(kind) != pa.types.is_list(field.type):
+            raise _Unusable(f"column {field.name} has the type {kind}, not {field.type}")
+
+
+def _signature_problem(claim: Claim) -> str | None:
+    """None if the sealer signed the manifest, or if nobody ever told its key."""
+    if not claim.keys:
+        return None
+    _, _, message = signed_bytes(claim.manifest).partition(b"\n")
+    if any(signed_by(key, MANIFEST_PURPOSE, message, claim.manifest.signature) for key in claim.keys):
+        return None
+    return f"the signature is not by {claim.manifest.sealed_by}"
+
+
+def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
+    """The place of the first event whose chain does not follow from the chain before it and its bytes."""
+    before = bytes.fromhex(manifest.start_chain)
+    at = 0
+    for batch in table.select(["chain", "body"]).to_batches():
+        stored: Any = batch["chain"]
+        bodies: Any = batch["body"]
+        # Slices of one copy of the bytes: a Python object for every value would take as long as the hash.
+        offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
+        ends: list[int] = offsets.tolist()
+        content = bodies.buffers()[2].to_pybytes()
+        chains = stored.buffers()[1].to_pybytes()[32 * stored.offset : 32 * (stored.offset + len(stored))]
+        links = [chains[place : place + 32] for place in range(0, len(chains), 32)]
+        found = [
+            sha256(chain + content[start:end]).digest()
+            for chain, start, end in zip([before, *links], ends, ends[1:], strict=False)
+        ]
+        if b"".join(found) != chains:
+            return at + next(place for place, (one, other) in enumerate(zip(found, links, strict=True)) if one != other)
+        at += len(links)
+        before = links[-1] if links else before
+    return None if before.hex() == manifest.end_chain else at - 1
+
+
+def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str, Longs, str]]:
+    """Rule, places and reason of the events that are left out."""
+    foreign = pc.not_equal(table["source_node"], pa.scalar(manifest.node_id))
+    yield "foreign_source", _places(foreign), f"not an event of {manifest.node_id}"
+    created, hour = _longs(table["created_us"]), _longs(table["event_hour"]) * _HOUR_US
+    late = created > manifest.sealed_at_us + _DAY_US
+    apart = (hour > 0) & (np.abs(created - hour) >= _YEAR_US)
+    yield "clock_off", np.flatnonzero(late | apart), "createdAt is far from when the event was made"
+    unknown = pc.invert(pc.is_in(table["kind"], value_set=_KINDS))
+    yield "bad_event", _places(unknown), "a kind that nobody knows"
+    large = pc.greater(pc.binary_length(table["body"]), pa.scalar(_MAX_BODY_BYTES))
+    yield "bad_event", _places(large), f"larger than {_MAX_BODY_BYTES} bytes"
+
+
+class _Rows:
+    """Turns places into findings."""
+
+    def __init__(self, manifest: SegmentManifest, table: pa.Table) -> None:
+        self._manifest = manifest
+        self._table = table
+
+    def finding(self, rule: str, place: int, text: str) -> Finding:
+        row: Mapping[str, Any] = (
+            self._table.select(["event_id", "corr_id", "created_us"]).slice(place, 1).to_pylist()[0]
+        )
+        return _finding(
+            self._manifest,
+            rule,
+            self._manifest.first_seq + place,
+            event_id=row["event_id"],
+            corr_id=row["corr_id"],
+            at_us=row["created_us"],
+            text=text,
+        )
+
+
+def _limited(rows: _Rows, rule: str, places: Longs, text: str) -> list[Finding]:
+    shown = [int(place) for place in places[:_MOST_FINDINGS]]
+    more = len(places) - len(shown)
+    found = [rows.finding(rule, place, text) for place in shown]
+    if more:
+        found.append(rows.finding(rule, int(places[_MOST_FINDINGS]), f"{text}; and {more - 1} more in this segment"))
+    return found
+
+
+def _finding(manifest: SegmentManifest, rule: str, seq: int, **more: Any) -> Finding:
+    more.setdefault("at_us", manifest.sealed_at_us)
+    return Finding(rule=rule, node=manifest.node_id, epoch=manifest.epoch, seq=seq, **more)
+
+
+def _newest_us(table: pa.Table, excluded: Mapping[int, str], first_seq: int) -> int:
+    created = _longs(table["created_us"])
+    if excluded:
+        created = np.delete(created, [seq - first_seq for seq in excluded])
+    return int(created.max()) if len(created) else 0
+
+
+def _places(mask: Any) -> Longs:
+    return np.flatnonzero(np.asarray(mask)).astype(np.int64)
+
+
+def _longs(column: pa.ChunkedArray) -> Longs:
+    return np.asarray(column.combine_chunks()).astype(np.int64, copy=False)
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]

@@ -1,0 +1,47 @@
+"""DataFrames into the files of a run under way."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
+
+__all__ = ["TableWriter", "side_by_side"]
+
+_AT_ONCE: Final = 6
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class TableWriter:
+    """Writes tables for one attempt, and remembers their schemas."""
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, attempt: Attempt, schemas: dict[str, str]) -> None:
+        self._spark = spark
+        self._warehouse = warehouse
+        self._attempt = attempt
+        self.schemas = dict(schemas)
+
+    def write(self, table: str, rows: DataFrame, *, by_hour: bool = True, part: str = "") -> tuple[DataFile, ...]:
+        """Run what these rows are made of, and write them. `part` tells several writes of one table apart."""
+        self.schemas[table] = rows.schema.json()
+        directory = self._attempt.directory(table + part)
+        self._spark.sparkContext.setJobDescription(table)
+        rows.write.parquet(self._warehouse.files.url(directory))
+        return self._warehouse.described(directory, by_hour=by_hour)
+
+    def schema(self, table: str) -> StructType:
+        return StructType.fromJson(msgspec.json.decode(self.schemas[table]))
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Do all of it at once: where there is little to do, Spark's jobs wait more than they work."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), _AT_ONCE)) as pool:
+        return list(pool.map(work, items))

@@ -1,0 +1,33 @@
+"""One Spark session for all tests of a process, and one process for all tests that need it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Small and quick to start: no adaptive plans, one partition after a shuffle, only the first of the JVM's two compilers.
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.memory": "1g",
+}
+JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, one worker runs everything that needs the session."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    from agentpost.pipeline.session import open_session, stop_session
+
+    session = open_session(master="local[2]", settings=SETTINGS, java_options=JAVA_OPTIONS, train=False)
+    yield session
+    stop_session(session)
