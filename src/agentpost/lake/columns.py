@@ -242,7 +242,14 @@ def _signal(events: Sequence[SignalEvent]) -> Columns:
     return {
         **_ref([event.payload.ref_event_id for event in events]),
         "signal": [event.payload.signal for event in events],
+        "dead_for_agent": [_agent_asked_for(event) for event in events],
     }
+
+
+def _agent_asked_for(event: SignalEvent) -> str | None:
+    """Whom a status request, or the answer to one, is about (ACK-4): it tells that the sender's SLA ran out."""
+    agent_id = event.payload.details.get("toAgentId")
+    return agent_id if isinstance(agent_id, str) else None
 
 
 def _dead_letter(events: Sequence[DeadLetterEvent]) -> Columns:

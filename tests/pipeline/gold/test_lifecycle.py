@@ -129,6 +129,24 @@ def test_a_gateway_that_was_not_asked_is_not_heard(spark: "SparkSession") -> Non
     assert [row["state"] for row in rows_of(lifecycle)] == ["RetryPending", "RetryPending"]
 
 
+@pytest.mark.req("OBS-6", "ACK-4")
+def test_only_the_sender_ends_a_delivery(spark: "SparkSession") -> None:
+    """A status request in the sender's outbox tells that its SLA ran out; in another's it is nothing."""
+    story = Story()
+    for number, node in ((1, "a"), (2, "c")):
+        story.send(number)
+        story.ack(number, "accepted", at_us=START_US + SECOND)
+        named = {"signal": "status_request", "dead_for_agent": "agent-b", "ref_event_id": event_id(number)}
+        story.add(node, "signal", at_us=START_US + 60 * SECOND, **named)
+        story.ack(number, "processed", at_us=START_US + 90 * SECOND)
+    story.send(3)
+    story.dead(3, "max_attempts", node="c")
+    found = {
+        row["event_id"]: row["end_state"] for row in rows_of(tables(spark, story.rows, now_us=NOW_US)["lifecycle"])
+    }
+    assert found == {event_id(1): "Incident", event_id(2): "Processed", event_id(3): None}
+
+
 @pytest.mark.req("ACK-5")
 def test_every_recipient_has_its_own_state(spark: "SparkSession") -> None:
     """Of two recipients of one event, one may be done while the other has not even accepted."""
