@@ -8,6 +8,7 @@ from agentpost.pipeline.report.charts import Line, bars, lines
 from agentpost.pipeline.report.model import HourLatency, Latency, Report
 from agentpost.pipeline.report.words import (
     NOTHING,
+    burn_text,
     clock_text,
     count_text,
     hour_text,
@@ -27,7 +28,12 @@ def page(report: Report) -> str:
     sections = (
         ("overview", "Overview", "", _overview(report)),
         ("objectives", "Objectives", "Burn rate 1 uses up the error budget just in time.", _objectives(report)),
-        ("latency", "Latency", "From the event to its acceptance at the other gateway.", _latency(report)),
+        (
+            "latency",
+            "Latency",
+            "From the event to its acceptance at the other gateway, the time included for which that one was away.",
+            _latency(report),
+        ),
         ("throughput", "Throughput", "Events that the gateways appended.", _throughput(report)),
         ("retries", "Retries and dead letters", "", _rates(report)),
         (
@@ -101,10 +107,8 @@ def _window_order(name: str) -> tuple[int, str]:
 
 
 def _burn(rate: float | None) -> str:
-    if rate is None:
-        return NOTHING
-    look = "bad" if rate > 2 else "warning" if rate > 1 else "good"
-    return f'<span class="word {look}">{rate:.2f}</span>'
+    look = "plain" if rate is None else "bad" if rate > 2 else "warning" if rate > 1 else "good"
+    return f'<span class="word {look}">{burn_text(rate)}</span>'
 
 
 def _latency(report: Report) -> str:
