@@ -84,7 +84,7 @@ def _overview(report: Report) -> str:
 
 
 def _objectives(report: Report) -> str:
-    windows = sorted({name for each in report.objectives for name in each.burn_rates}, key=_window_order)
+    windows = list(dict.fromkeys(name for each in report.objectives for name in each.burn_rates))
     rows = [
         (
             escape(each.name),
@@ -100,10 +100,6 @@ def _objectives(report: Report) -> str:
     return _card(
         _table("Objectives and burn rates", head, rows, numbers=range(3, 4 + len(windows)), look="prose"), wide=True
     )
-
-
-def _window_order(name: str) -> tuple[int, str]:
-    return len(name), name
 
 
 def _burn(rate: float | None) -> str:
@@ -134,7 +130,7 @@ def _latency_card(kind: str, hours: Sequence[int], report: Report) -> str:
     figures = zip(("delivered", "p50", "p95", "p99"), _percentiles(all_of_it), strict=True)
     said = ", ".join(f"{figure} {name}" if name == "delivered" else f"{name} {figure}" for name, figure in figures)
     mark = (5_000_000.0, "5 s") if kind == "message" else None
-    chart = lines(f"Latency of {kind}", hours, series, text=span_text, log=True, mark=mark)
+    chart = lines(f"Latency of {kind}", hours, series, text=span_text, is_time=True, mark=mark)
     rows = [(hour_text(each.hour), *_percentiles(each)) for _, each in sorted(by_hour.items())]
     table = _table(f"Latency of {kind} by hour", ("hour", "events", "p50", "p95", "p99"), rows, numbers=range(1, 5))
     return _card(f"<h3>{escape(kind)}</h3><p class='hint'>{said}</p>{_key(_PERCENTILES)}{chart}{_figures(table)}")
