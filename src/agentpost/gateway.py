@@ -23,7 +23,6 @@ from agentpost.delivery.ports import Runtime
 from agentpost.lake.settings import require_pyarrow
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import SessionId
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
@@ -31,7 +30,7 @@ from agentpost.store.identity import Identity, load_identity
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LocalAgent
 from agentpost.tasks import TaskOwner
-from agentpost.world import Chance, Clock, IdMaker
+from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
 if TYPE_CHECKING:
     from agentpost.lake.service import LakeService
@@ -157,7 +156,7 @@ class Gateway:
         self._store = SqliteStore.open(
             self.settings.home,
             node_id=self.settings.node_id,
-            epoch=self.ids.make(SessionId).replace("ses_", "epoch_"),
+            epoch=new_epoch(self.ids),
             now_ms=self.clock.now_ms(),
             on_failure=on_failure,
         )

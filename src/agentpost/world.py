@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from agentpost.protocol.ids import ENTROPY_BYTES, AnyId, UlidSource
+from agentpost.protocol.ids import ENTROPY_BYTES, AnyId, SessionId, UlidSource
 
-__all__ = ["Chance", "Clock", "IdMaker", "SystemChance", "SystemClock"]
+__all__ = ["Chance", "Clock", "IdMaker", "SystemChance", "SystemClock", "new_epoch"]
 
 
 _PAGE_BYTES: Final = 4096
@@ -83,3 +83,8 @@ class IdMaker:
 
     def make(self, kind: Callable[[str], AnyId]) -> AnyId:
         return self._source.make(kind, now_ms=self._clock.now_ms(), entropy=self._chance.entropy(ENTROPY_BYTES))
+
+
+def new_epoch(ids: IdMaker) -> str:
+    """The name of a new life of an outbox. Epochs sort by time, so that a reader can tell which is the later one."""
+    return ids.make(SessionId).replace("ses_", "epoch_")

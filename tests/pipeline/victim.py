@@ -20,7 +20,7 @@ def main(lake: str, phase: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     # Killed, it cannot end its JVM; that one ends when its input does.
-    spark = open_session(master="local[1]", settings=SETTINGS, java_options=JAVA_OPTIONS)
+    spark = open_session(master="local[1]", settings=SETTINGS, java_options=JAVA_OPTIONS, train=False)
     sys.stdout.write("working\n")
     sys.stdout.flush()
     files = Files(lake)

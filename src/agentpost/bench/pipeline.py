@@ -11,12 +11,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from agentpost.bench.measure import Metric, Say, seconds_of
 from agentpost.pipeline.files import Files
@@ -121,7 +121,7 @@ def _bench_lifecycle(spark: "SparkSession", lake: Path, say: Say) -> list[Metric
 
     files = Files(str(lake))
     warehouse = Warehouse(files.below("pipeline"))
-    segments = cast("list[dict[str, Any]]", warehouse.read(warehouse.require(), "segments").to_pylist())
+    segments = warehouse.read(warehouse.require(), "segments").to_pylist()
     used = [row for row in segments if row["slice_first"]]
     deliveries = next(table for table in SILVER if table.name == "deliveries")
 
@@ -205,7 +205,7 @@ def _bench_watch(spark: "SparkSession", root: Path, say: Say) -> list[Metric]:
 
 
 @contextmanager
-def _session(say: Say) -> Iterator["SparkSession"]:
+def _session(say: Say) -> Generator["SparkSession"]:
     say("starting Spark")
     spark = open_session(master=LOCAL)
     try:
@@ -223,7 +223,7 @@ def _run(spark: "SparkSession", lake: Path, *, full: bool = False) -> "RunResult
 
 
 @contextmanager
-def _peak_memory() -> Iterator[list[float]]:
+def _peak_memory() -> Generator[list[float]]:
     """The most that this process and all of its children have at once, in GB."""
     peak = [0.0]
     stop = threading.Event()

@@ -45,16 +45,17 @@ _IDS: Final = f"^evt_{ULID_PATTERN}corr_{ULID_PATTERN}$"
 _TRUE_TIME: Final = "^[0-7][0-9A-HJKMNP-TV-Z]{9}$"
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
-_EPOCH: Final = format_ms(0)
 
 
-def segment_batch(seqs: Sequence[int], chains: Sequence[bytes], bodies: Sequence[bytes]) -> pa.RecordBatch:
-    """The rows of these events, in the order given. An event that cannot be read is a row as well."""
+def segment_batch(
+    seqs: Sequence[int], chains: Sequence[bytes], bodies: Sequence[bytes], *, node_id: str = ""
+) -> pa.RecordBatch:
+    """The rows of these events of a node's outbox, in the order given. One that cannot be read is a row as well."""
     try:
         columns = _columns(_decoded(seqs, bodies))
     except (ValueError, pa.ArrowInvalid):
         # One of them is not what it should be: with care, one by one, the others are found as they are.
-        columns = _columns([_read_one(body) for body in bodies])
+        columns = _columns([_read_one(body, node_id) for body in bodies])
     columns["seq"] = pa.array(seqs, SEGMENT.field("seq").type)
     columns["chain"] = pa.array(chains, SEGMENT.field("chain").type)
     columns["body"] = pa.array(bodies, SEGMENT.field("body").type)
@@ -80,21 +81,41 @@ def _columns(events: Sequence[Any]) -> dict[str, pa.Array]:
     return {name: _array(name, values) for name, values in _head(events).items()} | _payload(events, kinds)
 
 
-def _read_one(body: bytes) -> Event | Unreadable:
+def _read_one(body: bytes, node_id: str) -> "Event | _Blank":
     try:
         return decode_event(body)
-    except Refusal as refusal:
+    except Refusal:
+        pass
+    try:
+        (found,) = read_frame(frame_of([body]))
+    except (Refusal, ValueError):
+        return _Blank("", node_id)
+    return _Blank(found.event_id or "", node_id) if isinstance(found, Unreadable) else found
+
+
+class _Blank:
+    """The head of an event that cannot be read: what no column may be without. Its place says whose it is."""
+
+    kind = UNREADABLE
+    source_agent_id = corr_id = ""
+    expires_at = payload_ref = None
+
+    class trace:  # noqa: N801 - reads as the field it stands for
+        attempt = 1
+        route_decision = None
+        routing_policy_version = capability_policy_version = ""
+
+    def __init__(self, event_id: str, node_id: str) -> None:
+        self.event_id = event_id
+        self.source_node_id = node_id
         try:
-            (found,) = read_frame(frame_of([body]))
-        except (Refusal, ValueError):
-            return Unreadable(raw=body, refusal=refusal, seq=None, event_id=None)
-        return found
+            self.created_at = format_ms(ulid_time_ms(event_id))
+        except Refusal:
+            self.created_at = format_ms(0)
 
 
 def _head(events: Sequence[Any]) -> Columns:
     """What every event says."""
-    if any(type(event) is Unreadable for event in events):
-        events = [_blank(event) if type(event) is Unreadable else event for event in events]
     traces = [event.trace for event in events]
     ids = [event.event_id for event in events]
     return {
@@ -112,27 +133,6 @@ def _head(events: Sequence[Any]) -> Columns:
         "payload_bytes": [ref and ref.size_bytes for ref in [event.payload_ref for event in events]],
         "event_hour": ids,
     }
-
-
-class _Blank:
-    """The head of an event that cannot be read: what no column may be without."""
-
-    kind = UNREADABLE
-    source_node_id = source_agent_id = corr_id = ""
-    created_at = _EPOCH
-    expires_at = payload_ref = None
-
-    class trace:  # noqa: N801 - reads as the field it stands for
-        attempt = 1
-        route_decision = None
-        routing_policy_version = capability_policy_version = ""
-
-    def __init__(self, event_id: str) -> None:
-        self.event_id = event_id
-
-
-def _blank(event: Unreadable) -> _Blank:
-    return _Blank(event.event_id or "")
 
 
 def _payload(events: Sequence[Any], kinds: Mapping[type, list[int]]) -> dict[str, pa.Array]:
@@ -242,7 +242,14 @@ def _signal(events: Sequence[SignalEvent]) -> Columns:
     return {
         **_ref([event.payload.ref_event_id for event in events]),
         "signal": [event.payload.signal for event in events],
+        "dead_for_agent": [_agent_asked_for(event) for event in events],
     }
+
+
+def _agent_asked_for(event: SignalEvent) -> str | None:
+    """Whom a status request, or the answer to one, is about (ACK-4): it tells that the sender's SLA ran out."""
+    agent_id = event.payload.details.get("toAgentId")
+    return agent_id if isinstance(agent_id, str) else None
 
 
 def _dead_letter(events: Sequence[DeadLetterEvent]) -> Columns:

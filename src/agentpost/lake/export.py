@@ -83,6 +83,8 @@ class Exporter:
         self._waiting_since_ms: dict[Outbox, int] = {}
         self._event_bytes: dict[Outbox, int] = {}
         self._progress: dict[Outbox, ExportProgress] = {}
+        # The mirrored outboxes that their owners export themselves.
+        self._left_to_owner: set[Outbox] = set()
 
     def progress(self) -> list[ExportProgress]:
         """As of the last round."""
@@ -170,9 +172,12 @@ class Exporter:
                 _log.info("removed %s, which was never sealed", orphan)
             last = last_manifest(self._lake, *key)
             known = self._start(reader, outbox) if last is None else _end_of(last)
+            if outbox.is_mirror and last is not None and last.sealed_by == outbox.node_id:
+                self._left_to_owner.add(key)
         while (after := manifest_at(self._lake, *key, known.seq + 1)) is not None:
             known = _end_of(after)
-        if known.seq < outbox.floor_seq:
+        # What a mirror does not have any more, the owner is still to export: nobody begins behind it.
+        if known.seq < outbox.floor_seq and key not in self._left_to_owner:
             _log.warning(
                 "the outbox of %s was pruned through seq %d, the lake ends at %d: what is between is lost to it",
                 outbox.node_id,
@@ -247,7 +252,7 @@ class Exporter:
                     f"the hash chain of {outbox.node_id} after seq {at} does not go on from the one in the lake",
                     hint="Run `agentpost store check`; a home put back from an older copy needs a new epoch.",
                 )
-            batches.append(segment_batch(seqs, chains, bodies))
+            batches.append(segment_batch(seqs, chains, bodies, node_id=outbox.node_id))
             at = seqs[-1]
             # The thread that delivers mail is waiting for its turn.
             time.sleep(0)

@@ -45,7 +45,7 @@ SEGMENT: Final = pa.schema(
         pa.field("acked_by_agent", _text),
         pa.field("acked_us", _time_us),
         pa.field("reason", _text),  # ack, dead_letter
-        pa.field("dead_for_agent", _text),
+        pa.field("dead_for_agent", _text),  # also of a status request: the recipient that it asks about
         pa.field("dead_attempts", pa.int32()),
         # Tasks. `eta_us` is the promise of an ack or a task_accept, or the revised one of a task_update.
         pa.field("task_id", _text),

@@ -5,9 +5,13 @@ is not what its manifest says, is left out as a whole; single events are left ou
 left out or doubtful is reported with its reason, and nothing here raises for what it finds in a file.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +138,7 @@ def _read(lake: Files, claim: Claim) -> pa.Table:
 def _content(lake: Files, manifest: SegmentManifest) -> pa.Buffer:
     try:
         with lake.system.open_input_file(lake.at(manifest.path)) as file:
-            content = cast("pa.Buffer", file.read_buffer())
+            content = file.read_buffer()
     except FileNotFoundError:
         raise _Unusable("the file is missing") from None
     except OSError as problem:
@@ -152,7 +156,7 @@ def _check_schema(found: pa.Schema) -> None:
         place = found.get_field_index(field.name)
         if place < 0:
             raise _Unusable(f"no column {field.name}: not a segment")
-        kind = found.field(place).type
+        kind: Any = found.field(place).type
         same = kind.value_type == pa.string() if pa.types.is_list(kind) else kind == field.type
         if not same or pa.types.is_list(kind) != pa.types.is_list(field.type):
             raise _Unusable(f"column {field.name} has the type {kind}, not {field.type}")
@@ -173,9 +177,11 @@ def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
     before = bytes.fromhex(manifest.start_chain)
     at = 0
     for batch in table.select(["chain", "body"]).to_batches():
-        stored, bodies = batch["chain"], batch["body"]
+        stored: Any = batch["chain"]
+        bodies: Any = batch["body"]
         # Slices of one copy of the bytes: a Python object for every value would take as long as the hash.
-        ends = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1].tolist()
+        offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
+        ends: list[int] = offsets.tolist()
         content = bodies.buffers()[2].to_pybytes()
         chains = stored.buffers()[1].to_pybytes()[32 * stored.offset : 32 * (stored.offset + len(stored))]
         links = [chains[place : place + 32] for place in range(0, len(chains), 32)]
@@ -192,7 +198,7 @@ def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
 
 def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str, Longs, str]]:
     """Rule, places and reason of the events that are left out."""
-    foreign = pc.not_equal(table["source_node"], manifest.node_id)
+    foreign = pc.not_equal(table["source_node"], pa.scalar(manifest.node_id))
     yield "foreign_source", _places(foreign), f"not an event of {manifest.node_id}"
     created, hour = _longs(table["created_us"]), _longs(table["event_hour"]) * _HOUR_US
     late = created > manifest.sealed_at_us + _DAY_US
@@ -200,7 +206,7 @@ def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str,
     yield "clock_off", np.flatnonzero(late | apart), "createdAt is far from when the event was made"
     unknown = pc.invert(pc.is_in(table["kind"], value_set=_KINDS))
     yield "bad_event", _places(unknown), "a kind that nobody knows"
-    large = pc.greater(pc.binary_length(table["body"]), _MAX_BODY_BYTES)
+    large = pc.greater(pc.binary_length(table["body"]), pa.scalar(_MAX_BODY_BYTES))
     yield "bad_event", _places(large), f"larger than {_MAX_BODY_BYTES} bytes"
 
 

@@ -1,7 +1,9 @@
 """`pipeline check`: what is broken, with the events that show it. Reads the tables of a version; needs no Spark."""
 
-from collections.abc import Sequence
-from typing import Any, Final, cast
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any, Final
 
 import pyarrow as pa
 from msgspec import Struct
@@ -9,9 +11,8 @@ from msgspec import Struct
 from agentpost.pipeline.events import Bronze, Place
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.warehouse import Version, Warehouse
-from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["CheckResult", "Finding", "check", "current_version"]
+__all__ = ["CheckResult", "Finding", "check"]
 
 # The order in which people want to read them: what is lost or forged first.
 _RULES: Final = (
@@ -22,6 +23,7 @@ _RULES: Final = (
     "gap",
     "regression",
     "bad_segment",
+    "bad_event",
     "clock_off",
     "double_injection",
     "duplicate",
@@ -76,19 +78,9 @@ class CheckResult(Struct, frozen=True, kw_only=True, rename="camel"):
     observed: tuple[Finding, ...] = ()
 
 
-def current_version(warehouse: Warehouse) -> Version:
-    """The version that counts, or a refusal that says how to make one."""
-    version = warehouse.current()
-    if version is None:
-        raise Refusal(
-            Code.NOT_FOUND, "there are no tables yet", hint="Make them with `agentpost pipeline run`, then ask again."
-        )
-    return version
-
-
 def check(lake: Files, warehouse: Warehouse, *, with_observed: bool = False) -> CheckResult:
     """Every finding of the current version, worst first."""
-    version = current_version(warehouse)
+    version = warehouse.require()
     bronze = Bronze(lake, warehouse, version)
     return CheckResult(
         version=version.number,
@@ -100,7 +92,7 @@ def check(lake: Files, warehouse: Warehouse, *, with_observed: bool = False) -> 
 
 
 def _findings(warehouse: Warehouse, version: Version, bronze: Bronze, table: str) -> tuple[Finding, ...]:
-    rows = cast("list[dict[str, Any]]", warehouse.read(version, table, _FINDINGS, columns=_FINDINGS.names).to_pylist())
+    rows = warehouse.read(version, table, _FINDINGS, columns=_FINDINGS.names).to_pylist()
     # The tables do not carry the conversation of every delivery; where a finding points to, it is written.
     unknown = [_place(row) for row in rows if row["corr_id"] is None]
     found = bronze.at(unknown) if unknown else {}
@@ -111,7 +103,7 @@ def _findings(warehouse: Warehouse, version: Version, bronze: Bronze, table: str
     return tuple(sorted(findings, key=_order))
 
 
-def _order(finding: Finding) -> Sequence[Any]:
+def _order(finding: Finding) -> tuple[int, str, str, int, str, str]:
     rank = _RULES.index(finding.rule) if finding.rule in _RULES else len(_RULES)
     return rank, finding.node, finding.epoch, finding.seq, finding.event_id or "", finding.agent_id or ""
 

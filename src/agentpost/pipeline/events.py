@@ -3,6 +3,9 @@
 Bronze is the table `segments` of a version: which files are read, and which seqs of each. Nothing else counts.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, cast
@@ -34,7 +37,7 @@ class Bronze:
 
     def __init__(self, lake: Files, warehouse: Warehouse, version: Version) -> None:
         self._lake = lake
-        segments = cast("list[Row]", warehouse.read(version, "segments", SEGMENTS).to_pylist())
+        segments = warehouse.read(version, "segments", SEGMENTS).to_pylist()
         self._segments = [row for row in segments if row["slice_first"]]
 
     def at(self, places: Iterable[Place]) -> dict[Place, Row]:
@@ -66,8 +69,8 @@ class Bronze:
         files = ds.dataset(
             self._lake.at(segment["path"]), format="parquet", filesystem=self._lake.system, schema=_SCHEMA
         )
-        table = cast("pa.Table", files.to_table(columns=list(COLUMNS), filter=condition & _slices(segment)))
-        return [{**row, "node": node, "epoch": epoch} for row in cast("list[Row]", table.to_pylist())]
+        table = files.to_table(columns=list(COLUMNS), filter=condition & _slices(segment))
+        return [{**row, "node": node, "epoch": epoch} for row in table.to_pylist()]
 
 
 _SCHEMA: Final = pa.schema([field for field in SEGMENT if field.name in COLUMNS])

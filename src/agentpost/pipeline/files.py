@@ -7,9 +7,9 @@ import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
@@ -42,7 +42,7 @@ class Files:
                 self._root = str(Path(path).expanduser().absolute())
                 self.system: fs.FileSystem = fs.LocalFileSystem()
             else:
-                self.system, self._root = cast("tuple[fs.FileSystem, str]", fs.FileSystem.from_uri(where))
+                self.system, self._root = fs.FileSystem.from_uri(where)
         except (pa.ArrowInvalid, OSError, ValueError) as problem:
             raise Refusal(
                 Code.INVALID_FIELD,
@@ -66,30 +66,26 @@ class Files:
         return Files(f"{self.where.rstrip('/')}/{name}")
 
     def exists(self, name: str) -> bool:
-        return cast("fs.FileInfo", self.system.get_file_info(self.at(name))).type != fs.FileType.NotFound
+        return self.system.get_file_info(self.at(name)).type != fs.FileType.NotFound
 
     def read(self, name: str) -> bytes | None:
         """What is in a file; None if it is not there."""
         try:
             with self.system.open_input_stream(self.at(name)) as stream:
-                return cast("bytes", stream.read())
+                return stream.read()
         except FileNotFoundError:
             return None
 
     def listing(self, name: str, *, recursive: bool = True) -> list[Listed]:
         """The files below a directory, in no particular order; none if it is not there."""
-        found = cast(
-            "list[fs.FileInfo]",
-            self.system.get_file_info(fs.FileSelector(self.at(name), allow_not_found=True, recursive=recursive)),
-        )
+        selector = fs.FileSelector(self.at(name), allow_not_found=True, recursive=recursive)
+        found = self.system.get_file_info(selector)
         cut = len(self._root) + 1
         return [Listed(i.path[cut:], i.size, i.mtime_ns or 0) for i in found if i.type == fs.FileType.File]
 
     def directories(self, name: str) -> list[str]:
         """The names of the directories right below one."""
-        found = cast(
-            "list[fs.FileInfo]", self.system.get_file_info(fs.FileSelector(self.at(name), allow_not_found=True))
-        )
+        found = self.system.get_file_info(fs.FileSelector(self.at(name), allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
 
     def make_directory(self, name: str) -> None:
@@ -140,7 +136,7 @@ class Files:
             _sync(path)
 
     @contextlib.contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str) -> Generator[None]:
         """Be the only one at work here. Ends with the process, however that ends. Object stores have no such thing."""
         if not self.is_local:
             yield

@@ -1,6 +1,10 @@
 """Files as DataFrames: the events of segments, and the tables of a version. Always with the schema at hand: no job and
 no opened file before there is work to do."""
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 from urllib.parse import unquote

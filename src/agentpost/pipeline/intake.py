@@ -4,6 +4,10 @@ Bronze is no copy. It is the `segments` table: every segment that was looked at,
 from it. Each seq of an outbox is read from one segment only, whoever exported it, and however often.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -149,7 +153,7 @@ def take_in(lake: Files, known: Known, new: NewInput, *, check: Check) -> Intake
     facts, quarantine = _read_facts(lake, new.change_logs)
     keys = _keys_of(known.facts, facts)
     outboxes: defaultdict[tuple[str, str], list[Segment]] = defaultdict(list)
-    for row in cast("list[dict[str, Any]]", known.segments.to_pylist()):
+    for row in known.segments.to_pylist():
         outboxes[row["node"], row["epoch"]].append(Segment.of(row))
     files = {one.sha256 for segments in outboxes.values() for one in segments if one.reason is None}
     claims = [
@@ -269,8 +273,8 @@ def _keys_of(*facts: pa.Table) -> dict[str, tuple[str, ...]]:
     """All keys that each node was ever known by: a node that joined anew has another one since."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for table in facts:
-        told = table.filter(pc.equal(table["topic"], "node"))
-        for row in cast("list[dict[str, Any]]", told.to_pylist()):
+        told = table.filter(pc.equal(table["topic"], pa.scalar("node")))
+        for row in told.to_pylist():
             key = _json_field(row["value"] or "", "signingPublic")
             if key:
                 found[row["key"]].add(key)
@@ -292,7 +296,7 @@ def _is_of_the_sequence(finding: Finding) -> bool:
 
 
 def _findings_of(table: pa.Table) -> list[Finding]:
-    return [Finding(**row) for row in cast("list[dict[str, Any]]", table.to_pylist())]
+    return [Finding(**row) for row in table.to_pylist()]
 
 
 def _findings_table(findings: Iterable[Finding]) -> pa.Table:

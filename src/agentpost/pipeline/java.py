@@ -21,6 +21,7 @@ __all__ = ["Archive", "Java", "cache_directory", "class_archive", "find_java", "
 OLDEST: Final = 17
 # From this one on the JVM writes its archive in one step, with profiles and linked classes in it.
 _AOT_CACHE: Final = 25
+_KEPT_ARCHIVES: Final = 4
 _VERSION: Final = re.compile(r'version "(\d+)[^"]*"')
 # Spark asks for a module of Java that small images lack. Nothing here uses it, and without it the JVM starts faster.
 _SHIM: Final = """#!/bin/sh
@@ -120,28 +121,37 @@ def java_home(java: Java) -> Path:
     return home
 
 
-def class_archive(java: Java, spark_version: str) -> Archive:
-    """The options that use the archive of this Java and Spark, or that write it when there is none yet."""
+def class_archive(java: Java, spark: Path) -> Archive:
+    """The options that use the archive of this Java and of the Spark in this directory, or that write it.
+
+    An archive fits one set of JARs at one place: whatever is installed anew gets an archive of its own.
+    """
     directory = cache_directory() / "java"
     directory.mkdir(parents=True, exist_ok=True)
     kind = "aot" if java.major >= _AOT_CACHE else "jsa"
-    file = directory / f"spark-{spark_version}-{_digest(str(java.executable) + java.version)}.{kind}"
+    jars = spark / "jars"
+    installed = jars.stat().st_mtime_ns if jars.exists() else 0
+    file = directory / f"spark-{_digest(f'{java.executable} {java.version} {spark} {installed}')}.{kind}"
     if file.exists():
         use = f"-XX:AOTCache={file}" if kind == "aot" else f"-XX:SharedArchiveFile={file}"
         return Archive((use,), None, file)
-    _drop_old(directory, kind)
-    draft = file.with_suffix(f".{os.getpid()}.{kind}-draft")
+    _drop_old(directory)
+    draft = file.with_suffix(f".{os.getpid()}.draft")
     write = f"-XX:AOTCacheOutput={draft}" if kind == "aot" else f"-XX:ArchiveClassesAtExit={draft}"
     return Archive((write,), draft, file)
 
 
-def _drop_old(directory: Path, kind: str) -> None:
-    """Archives of an earlier Spark or Java, and drafts whose writer is gone; each is a hundred megabytes."""
-    for path in directory.glob(f"spark-*.{kind}-draft*"):
-        writer = path.name.split(".")[-2]
-        if not (writer.isdigit() and Path(f"/proc/{writer}").exists()):
-            with contextlib.suppress(OSError):
-                path.unlink()
+def _drop_old(directory: Path) -> None:
+    """Drafts whose writer is gone, and archives beyond a few: each has more than a hundred megabytes."""
+    archives = sorted([*directory.glob("spark-*.jsa"), *directory.glob("spark-*.aot")], key=lambda p: p.stat().st_mtime)
+    drafts = [path for path in directory.glob("spark-*.draft*") if not _is_alive(path.name.split(".")[1])]
+    for path in (*archives[: 1 - _KEPT_ARCHIVES], *drafts):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _is_alive(process: str) -> bool:
+    return process.isdigit() and Path(f"/proc/{process}").exists()
 
 
 def _digest(text: str) -> str:

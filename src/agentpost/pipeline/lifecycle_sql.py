@@ -26,7 +26,7 @@ from agentpost.pipeline.params import Params
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
 
-__all__ = ["end_state", "is_accepted", "was_asked", "is_answered", "sla_due_us", "state_at"]
+__all__ = ["end_state", "is_accepted", "was_asked", "is_answered", "is_ended_by_sender", "sla_due_us", "state_at"]
 
 _LONGEST_ETA_US: Final = 365 * 86_400 * 1_000_000
 
@@ -51,6 +51,11 @@ def sla_due_us(params: Params) -> Column:
     return sf.when(accepted.isNotNull(), bounded + sf.lit(params.sla_grace_us))
 
 
+def is_ended_by_sender() -> Column:
+    """Whether the sender's own gateway gave it up, or asked for its status: nobody else can end a delivery."""
+    return sf.col("source").isin(sf.col("ended_by_min"), sf.col("ended_by_max"))
+
+
 def end_state(params: Params) -> Column:
     """The code of the end that it came to, as far as the lake knows; null while it is open."""
     outcome, reply = _heard("outcome_us"), _heard("replied_us")
@@ -59,8 +64,8 @@ def end_state(params: Params) -> Column:
         reply < outcome
     )
     return (
-        sf.when(sf.col("dead_us").isNotNull(), _code(DeliveryState.DEAD_LETTER))
-        .when(sf.col("incident_us").isNotNull(), _code(DeliveryState.INCIDENT))
+        sf.when(sf.col("dead_us").isNotNull() & is_ended_by_sender(), _code(DeliveryState.DEAD_LETTER))
+        .when(sf.col("incident_us").isNotNull() & is_ended_by_sender(), _code(DeliveryState.INCIDENT))
         .when(sf.least(outcome, reply) > sla_due_us(params), _code(DeliveryState.INCIDENT))
         .when(outcome.isNull() & reply.isNotNull(), _code(DeliveryState.REPLIED))
         .when(outcome.isNotNull() & reply.isNull(), _code(DeliveryState.PROCESSED))

@@ -1,7 +1,7 @@
 """Progress bars from what Spark says of its own stages, for a person at a terminal."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
@@ -62,14 +62,11 @@ class PhaseBars:
 
 
 @contextmanager
-def phase_bars(spark: SparkSession, console: Console) -> Iterator[PhaseBars | None]:
-    """Bars while the block runs; None where nobody looks."""
-    if not console.is_terminal:
-        yield None
-        return
+def phase_bars(spark: SparkSession, console: Console) -> Generator[PhaseBars]:
+    """Bars while the block runs; they stay unseen where nobody looks."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     stop = threading.Event()
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bars = PhaseBars(spark, progress)
 
         def ask() -> None:
@@ -80,9 +77,11 @@ def phase_bars(spark: SparkSession, console: Console) -> Iterator[PhaseBars | No
                     return
 
         asker = threading.Thread(target=ask, name="progress", daemon=True)
-        asker.start()
+        if console.is_terminal:
+            asker.start()
         try:
             yield bars
         finally:
             stop.set()
-            asker.join(timeout=2)
+            if asker.is_alive():
+                asker.join(timeout=2)

@@ -5,11 +5,15 @@
 The cost follows what is new: hours that nothing new speaks of are not touched, whenever what is new arrives.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +51,7 @@ CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
 # From so many files on that hold the silver of an hour, they are merged.
 _MOST_DELTAS: Final = 6
 _SMALL_EVENTS: Final = 300_000
+_SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
 LOCK: Final = "LOCK"
 _LOCAL_TABLES: Final = {
     "segments": SEGMENTS,
@@ -133,15 +138,16 @@ class _Batch:
             new, intake = self._take_in()
         self._at_phase("taken_in")
         small = intake.events < _SMALL_EVENTS
-        with self._timed("silver"):
-            touched = self._build_silver(intake, small=small)
-        self._at_phase("silver")
-        with self._timed("hour_gold"):
-            self._build_hour_gold(touched, small=small)
-        self._at_phase("hour_gold")
-        with self._timed("fleet_gold"):
-            self._build_fleet_gold()
-        self._at_phase("fleet_gold")
+        with _plans_for(self._spark, small=small):
+            with self._timed("silver"):
+                touched = self._build_silver(intake, small=small)
+            self._at_phase("silver")
+            with self._timed("hour_gold"):
+                self._build_hour_gold(touched, small=small)
+            self._at_phase("hour_gold")
+            with self._timed("fleet_gold"):
+                self._build_fleet_gold()
+            self._at_phase("fleet_gold")
         with self._timed("commit"):
             version = self._commit(intake, bool(new))
         return RunResult(
@@ -187,8 +193,7 @@ class _Batch:
 
     def _build_silver(self, intake: Intake, *, small: bool) -> frozenset[int]:
         """Write the partials of new events; gives the hours that they speak of."""
-        rows = cast("list[dict[str, Any]]", intake.segments.to_pylist())
-        used = [row for row in rows if row["slice_first"]]
+        used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
         if not used:
             return frozenset()
         events = bronze_events(self._spark, self._lake, used)
@@ -302,7 +307,7 @@ class _Batch:
             self._writer.schemas[table.name] = table.build(inputs).schema.json()
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Generator[None]:
         start = time.perf_counter()
         yield
         self._seconds[name] = round(time.perf_counter() - start, 3)
@@ -310,6 +315,19 @@ class _Batch:
 
 def _silver(table: SilverTable) -> str:
     return f"silver_{table.name}"
+
+
+@contextmanager
+def _plans_for(spark: SparkSession, *, small: bool) -> Generator[None]:
+    """Plans for little data: one partition and no second thoughts, which cost a job for every stage."""
+    before = {name: spark.conf.get(name) for name in _SMALL_PLANS}
+    for name, value in _SMALL_PLANS.items() if small else ():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "")
 
 
 def check_in_workers(spark: SparkSession, lake: str, claims: Sequence[Claim]) -> list[Verdict]:
@@ -322,7 +340,7 @@ def check_in_workers(spark: SparkSession, lake: str, claims: Sequence[Claim]) ->
     dealt = [ordered[start::parts] for start in range(parts)]
     work = context.parallelize([encode(part) for part in dealt], parts)
     context.setJobDescription("checking segments")
-    answers = cast("list[bytes]", work.map(lambda part: _check_part(lake, part)).collect())
+    answers = work.map(lambda part: _check_part(lake, part)).collect()
     decode = msgspec.msgpack.Decoder(list[Verdict]).decode
     return [verdict for answer in answers for verdict in decode(answer)]
 

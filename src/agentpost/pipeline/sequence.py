@@ -1,9 +1,14 @@
 """Outboxes as their segments tell them: what is missing, broken, or there twice with a difference (OBS-7)."""
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
@@ -117,18 +122,15 @@ def forks(lake: Files, new: Segment, known: Iterable[Segment]) -> list[Finding]:
 
 
 def _chains(lake: Files, path: str, seqs: Range) -> dict[int, bytes]:
+    between = (pc.field("seq") >= pc.scalar(seqs[0])) & (pc.field("seq") <= pc.scalar(seqs[1]))
     try:
         table = pq.read_table(
-            lake.at(path), filesystem=lake.system, partitioning=None, columns=["seq", "chain"], filters=_between(seqs)
+            lake.at(path), filesystem=lake.system, partitioning=None, columns=["seq", "chain"], filters=between
         )
     except (pa.ArrowException, OSError):
         return {}
     columns = (table["seq"].to_pylist(), table["chain"].to_pylist())
     return dict(zip(*cast("tuple[list[int], list[bytes]]", columns), strict=True))
-
-
-def _between(seqs: Range) -> list[tuple[str, str, int]]:
-    return [("seq", ">=", seqs[0]), ("seq", "<=", seqs[1])]
 
 
 def _finding(segment: Segment, rule: str, seq: int, text: str) -> Finding:

@@ -7,9 +7,10 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentpost.pipeline.java import Archive, class_archive, find_java, java_home
@@ -23,6 +24,8 @@ __all__ = ["LOCAL", "open_session", "require_spark", "spark_session", "stop_sess
 LOCAL: Final = "local[*]"
 _HEAP_MB: Final = 2560
 _END_SECONDS: Final = 120
+# Before Spark there is a small program that only puts its command line together.
+_LAUNCHER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -66,19 +69,24 @@ def require_spark() -> None:
 
 
 def open_session(
-    *, master: str = LOCAL, settings: Mapping[str, str] | None = None, java_options: tuple[str, ...] = ()
+    *,
+    master: str = LOCAL,
+    settings: Mapping[str, str] | None = None,
+    java_options: tuple[str, ...] = (),
+    train: bool = True,
 ) -> "SparkSession":
-    """A session that is ready for work. One a process; end it with `stop_session`."""
+    """A session that is ready for work. One a process; end it with `stop_session`.
+
+    `train`: write the class archive when it ends, if there is none yet.
+    """
     require_spark()
     import pyspark
     from pyspark.sql import SparkSession
 
     java = find_java()
-    archive = class_archive(java, pyspark.__version__)
-    os.environ["JAVA_HOME"] = str(java_home(java))
+    archive = class_archive(java, Path(pyspark.__file__).parent)
     # The Python of the workers is this one, or the one of the same path on the machines of a cluster.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
     log_settings = files("agentpost.pipeline") / "log4j2.properties"
     options = (
         "-Xss16m",
@@ -88,7 +96,7 @@ def open_session(
         "-Xlog:disable",
         f"-Dlog4j2.configurationFile=file:{log_settings}",
         *java_options,
-        *archive.options,
+        *(archive.options if train or archive.draft is None else ()),
     )
     cores = os.cpu_count() or 1
     builder = cast("Any", SparkSession.builder).appName("agentpost").master(master)
@@ -104,7 +112,9 @@ def open_session(
     for key, value in chosen.items():
         builder = builder.config(key, value)
     try:
-        spark = cast("SparkSession", builder.getOrCreate())
+        # Spark's scripts ask the environment; what this process starts later is not to find our Java there.
+        with _environment(JAVA_HOME=str(java_home(java)), SPARK_LAUNCHER_OPTS=_LAUNCHER):
+            spark = cast("SparkSession", builder.getOrCreate())
     except Exception as problem:
         raise Refusal(
             Code.UNAVAILABLE,
@@ -146,13 +156,27 @@ def stop_session(spark: "SparkSession") -> None:
 
 
 @contextlib.contextmanager
-def spark_session(*, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator["SparkSession"]:
+def spark_session(*, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Generator["SparkSession"]:
     """A session for as long as the block runs."""
     spark = open_session(master=master, settings=settings)
     try:
         yield spark
     finally:
         stop_session(spark)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _is_local(master: str) -> bool:

@@ -21,19 +21,14 @@ _LOCAL: Final = {"segments": SEGMENTS, "findings": FINDINGS, "quarantine": QUARA
 
 
 def register_tables(
-    spark: SparkSession, warehouse: Warehouse, version: Version, params: Params, *, lake: Files | None = None
+    spark: SparkSession, lake: Files, warehouse: Warehouse, version: Version, params: Params
 ) -> list[str]:
-    """Make every table of the version, as it reads at now, a view of the session; gives their names.
-
-    With the lake there are two more: `bronze`, every event, and `audit`, every event in the order of its conversation.
-    """
-    local = {name: warehouse.read(version, name, schema).cast(schema) for name, schema in _LOCAL.items()}
+    """Make every table of the version, and every view over them, known to the session; gives their names."""
     tables = {name: table_frame(spark, warehouse, version, name) for name in version.schemas}
+    local = {name: warehouse.read(version, name, schema).cast(schema) for name, schema in _LOCAL.items()}
     tables |= {name: local_frame(spark, table) for name, table in local.items()}
-    if lake is not None:
-        segments = cast("list[dict[str, Any]]", local["segments"].to_pylist())
-        tables["bronze"] = bronze_events(spark, lake, [row for row in segments if row["slice_first"]])
-    return register(spark, tables, params)
+    used = [row for row in local["segments"].to_pylist() if row["slice_first"]]
+    return register(spark, tables | {"bronze": bronze_events(spark, lake, used)}, params)
 
 
 def query(spark: SparkSession, text: str, *, limit: int | None = None) -> pa.Table:
@@ -46,7 +41,7 @@ def query(spark: SparkSession, text: str, *, limit: int | None = None) -> pa.Tab
             Code.INVALID_FIELD,
             _said(problem),
             field="query",
-            hint="`agentpost pipeline sql 'show tables'` lists the tables, `'describe lifecycle'` the columns of one.",
+            hint="`agentpost pipeline sql 'show views'` lists the tables, `'describe lifecycle'` the columns of one.",
         ) from None
     except PySparkException as problem:
         raise Refusal(Code.INVALID_FIELD, _said(problem), field="query", hint="Correct the query.") from None

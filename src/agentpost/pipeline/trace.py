@@ -3,19 +3,19 @@
 Reads single events with pyarrow; needs no Spark.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from msgspec import Struct
 
 from agentpost.lake.schema import FACTS
-from agentpost.pipeline.checks import current_version
 from agentpost.pipeline.events import Bronze
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.warehouse import Version, Warehouse
@@ -51,7 +51,7 @@ class TraceLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults
 
 def trace(lake: Files, warehouse: Warehouse, what: str) -> list[TraceLine]:
     """The events of a conversation, a session, a task, or of one event and all that speaks of it."""
-    version = current_version(warehouse)
+    version = warehouse.require()
     bronze = Bronze(lake, warehouse, version)
     sessions = _sessions(warehouse, version)
     prefix = what.split("_", 1)[0]
@@ -132,7 +132,7 @@ def _conversation(bronze: Bronze, corr_ids: Sequence[str]) -> list[Row]:
 def _about(bronze: Bronze, column: str, what: str) -> list[Row]:
     """The events that have this id, and what speaks of them: ACKs, replies and dead letters."""
     since_us = _since_us(what)
-    own = bronze.where(pc.equal(ds.field(column), what), since_us=since_us)
+    own = bronze.where(ds.field(column).isin([what]), since_us=since_us)
     ids = sorted({row["event_id"] for row in own} | ({what} if column == "event_id" else set()))
     said = bronze.where(ds.field("ref_event_id").isin(ids), since_us=since_us)
     places = {(row["node"], row["epoch"], row["seq"]): row for row in (*own, *said)}
@@ -146,9 +146,8 @@ def _since_us(made: str) -> int:
 def _sessions(warehouse: Warehouse, version: Version) -> dict[str, str]:
     """The session that each conversation belongs to."""
     facts = warehouse.read(version, "facts", FACTS)
-    told = cast("pa.Table", facts.filter(pc.equal(facts["topic"], "session")))
     found: dict[str, str] = {}
-    for row in cast("list[dict[str, Any]]", told.to_pylist()):
+    for row in facts.filter(ds.field("topic").isin(["session"])).to_pylist():
         value = cast("dict[str, Any]", msgspec.json.decode(row["value"])) if row["value"] else {}
         if isinstance(value.get("sessionId"), str):
             found[row["key"]] = value["sessionId"]

@@ -9,6 +9,10 @@ left is in no version, and goes with the next one. There is no other state: ever
     batches/000000000042-3fa9…/lifecycle/…    what the run that made version 42 wrote
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
 import secrets
 import time
 from collections.abc import Iterable, Mapping

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from msgspec import Struct
 from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def freshness(warehouse: Warehouse, now_us: int) -> Freshness:
     version = warehouse.require()
     segments = warehouse.read(version, "segments", columns=["node", "newest_us"])
     newest: dict[str, int] = {}
-    for row in cast("list[dict[str, Any]]", segments.to_pylist()):
+    for row in segments.to_pylist():
         newest[row["node"]] = max(newest.get(row["node"], 0), row["newest_us"])
     return Freshness(
         newest_event_age=_age(now_us, version.newest_us),

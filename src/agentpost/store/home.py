@@ -47,8 +47,12 @@ class Home:
 
     def make_database(self) -> None:
         """Make an empty database file for its owner alone; SQLite gives its log and shared memory the same mode."""
+        self.make_file(self.database)
+
+    @staticmethod
+    def make_file(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def lock(self) -> None:
         """Claim the home for this process, until `unlock` or the end of the process, however it ends."""

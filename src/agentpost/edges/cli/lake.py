@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from agentpost.config import Settings, load_settings
+from agentpost.config import Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stderr, stdout
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.lake.settings import LakeSettings, require_pyarrow
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.world import SystemClock
+from agentpost.protocol.timestamps import parse_ms
+from agentpost.world import SystemChance, SystemClock
 
 if TYPE_CHECKING:
     from agentpost.lake.place import Lake
@@ -178,6 +179,74 @@ def lake_list(home: HomeOption = None, lake: LakeOption = None, output: FormatOp
         rows,
         numbers=(2, 4),
     )
+
+
+@lake_app.command(
+    "restore", epilog="Example: [bold]agentpost lake restore --node lab-jane --lake s3://bucket/lake[/bold]"
+)
+def lake_restore(
+    node: Annotated[str, typer.Option("--node", help="The node that lost its home.")],
+    lake: LakeOption = None,
+    home: HomeOption = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="The lake has all that was ever appended: the epoch goes on.")
+    ] = False,
+    lost_at: Annotated[
+        str | None,
+        typer.Option(
+            "--lost-at",
+            metavar="TIME",
+            help="When it was lost (UTC, 2026-02-25T16:22:10.123Z): what was sent later is simply read.",
+            show_default=False,
+        ),
+    ] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Write a lost gateway's home anew, from the lake. Its keys are used if they are there.
+
+    First have the others bring the lake up to date: `agentpost lake export --now` on each.
+    """
+    require_pyarrow()
+    from agentpost.lake.restore import restore
+
+    path = home_of(node, home=home)
+    settings = load_settings(home=path, flags={"node": node, "lake": lake})
+    with stderr.status("restoring"):
+        restored = restore(
+            _open(_lake_of(settings).path),
+            path,
+            node_id=node,
+            clock=SystemClock(),
+            chance=SystemChance(),
+            policy=settings.delivery,
+            is_complete=complete,
+            lost_at_ms=None if lost_at is None else parse_ms(lost_at, field="lost-at"),
+        )
+    if output is Format.JSON:
+        print_json(restored)
+        return
+    stdout.print(
+        f"[bold]{escape(restored.node_id)}[/bold] is restored into {escape(str(path))}, epoch {escape(restored.epoch)}",
+        highlight=False,
+    )
+    stdout.print(
+        f"  outbox: seq {restored.first_seq:,} to {restored.last_seq:,}, {restored.open_deliveries:,} deliveries open",
+        highlight=False,
+    )
+    stdout.print(
+        f"  taken: {restored.settled:,} with an outcome, {restored.in_doubt:,} in doubt, {restored.queued:,} waiting, "
+        f"{restored.missing:,} not in the lake",
+        highlight=False,
+    )
+    for note in restored.notes:
+        stdout.print(f"  [yellow]note[/yellow] {escape(note)}", highlight=False)
+    if restored.agents:
+        names = ", ".join(restored.agents)
+        stdout.print(
+            f"  its agents are paused: {escape(names)}. Add each with its runtime, then `agentpost agents resume`.",
+            highlight=False,
+        )
+    stdout.print("  next: `agentpost up`, then `agentpost join` with a new invite of a seed.", highlight=False)
 
 
 def _expect_same(lake: str | None, used: str) -> None:

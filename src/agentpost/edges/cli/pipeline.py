@@ -10,5 +10,5 @@ pipeline_app = typer.Typer(
     help="What became of every message, over all gateways and all of their history.", no_args_is_help=True
 )
 pipeline_run.register(pipeline_app)
-pipeline_report.register(pipeline_app)
 pipeline_check.register(pipeline_app)
+pipeline_report.register(pipeline_app)

@@ -80,8 +80,7 @@ def run(
         status.stop()
         with phase_bars(spark, stderr) as bars:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
-            hook = {} if bars is None else {"at_phase": bars.at_phase}
-            result = run_batch(spark, files, tables, options, **hook)
+            result = run_batch(spark, files, tables, options, at_phase=bars.at_phase)
         told = hand_back(tables) if feedback else None
         elapsed = time.perf_counter() - start
         if output is Format.JSON:
@@ -164,8 +163,7 @@ def compact(
     with stderr.status("starting Spark") as status, spark_session(master=master) as spark:
         status.stop()
         with phase_bars(spark, stderr) as bars:
-            hook = {} if bars is None else {"at_phase": bars.at_phase}
-            done = compact_tables(spark, tables, **hook)
+            done = compact_tables(spark, tables, at_phase=bars.at_phase)
     if output is Format.JSON:
         print_json(done)
         return
@@ -186,8 +184,8 @@ def sql(
     now: NowOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Ask the tables: `show tables` lists them, `describe lifecycle` shows the columns of one."""
-    _, tables = places(lake, warehouse)
+    """Ask the tables: `show views` lists them, `describe lifecycle` shows the columns of one."""
+    files, tables = places(lake, warehouse)
     version = tables.require()
     from agentpost.pipeline.params import Params
     from agentpost.pipeline.session import spark_session
@@ -195,7 +193,7 @@ def sql(
     from agentpost.pipeline.sql import register_tables
 
     with stderr.status("starting Spark"), spark_session(master=master) as spark:
-        register_tables(spark, tables, version, Params(now_us=now_us_of(now)))
+        register_tables(spark, files, tables, version, Params(now_us=now_us_of(now)))
         found = ask(spark, query, limit=limit)
     if csv:
         _print_csv(found)
@@ -207,7 +205,7 @@ def sql(
 
 
 def _rows(found: "pa.Table") -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", found.to_pylist())
+    return found.to_pylist()
 
 
 def _print_csv(found: "pa.Table") -> None:

@@ -9,7 +9,10 @@ from rich.markup import escape
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.integrity import back_up, check_home
+from agentpost.store.restoring import put_back
+from agentpost.world import IdMaker, SystemChance, SystemClock, new_epoch
 
 __all__ = ["store_app"]
 
@@ -55,3 +58,31 @@ def store_backup(
         print_json({"target": str(target), "sizeBytes": size})
     else:
         stdout.print(f"{escape(str(target))}: {size:,} bytes")
+
+
+@store_app.command(
+    "restore", epilog="Example: [bold]agentpost store restore monday.db --home ~/.agentpost/vps-jane[/bold]"
+)
+def store_restore(
+    backup: Annotated[Path, typer.Argument(help="The file that `agentpost store backup` wrote.")],
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Put a backup back into a home without a database. Its outbox begins a new epoch, so that its readers notice.
+
+    What was taken after the backup was made is taken again: where there is a lake, `agentpost lake restore` is better.
+    """
+    report = check_home(backup)
+    if report.problems:
+        raise Refusal(Code.STORAGE_CORRUPT, f"{backup}: {report.problems[0]}", hint="Use another backup.")
+    path = home_of(report.node_id, home=home)
+    epoch = new_epoch(IdMaker(SystemClock(), SystemChance()))
+    put_back(path, backup, epoch=epoch)
+    if output is Format.JSON:
+        print_json({"nodeId": report.node_id, "home": str(path), "epoch": epoch, "lastSeq": report.outbox_last_seq})
+    else:
+        stdout.print(
+            f"{escape(report.node_id)} is back in {escape(str(path))}: outbox to seq {report.outbox_last_seq:,}, "
+            f"epoch {escape(epoch)}",
+            highlight=False,
+        )

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from agentpost.pipeline.codes import DEAD_REASONS, STATES, outbox_of_place, seq_of_place
 from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.gold.names import located
-from agentpost.pipeline.lifecycle_sql import end_state, is_accepted, was_asked
+from agentpost.pipeline.lifecycle_sql import end_state, is_accepted, is_ended_by_sender, was_asked
 from agentpost.pipeline.params import Params
 from agentpost.protocol.lifecycle import DeliveryState
 
@@ -52,7 +52,7 @@ def build(inputs: GoldInputs) -> DataFrame:
 def _evidence(params: Params) -> list[tuple[str, Column, Column, Column]]:
     """Rule, when it is broken, and where that shows: the hash of a node, and the place in one of its outboxes."""
     source, send = sf.col("source"), sf.col("send_place")
-    by_end = sf.col("dead_us").isNotNull()
+    by_end = sf.col("dead_us").isNotNull() & is_ended_by_sender()
     is_expired = sf.col("dead_reason") == DEAD_REASONS["expired"]
     accepted_by = sf.col("accepted_by_max")
     is_early = sf.col("accepted_us") < sf.col("emitted_us") - sf.lit(params.clock_skew_us)

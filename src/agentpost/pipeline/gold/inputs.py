@@ -16,8 +16,8 @@ class GoldInputs(NamedTuple):
     "fleet", `hour_gold` holds the hour tables of all hours, and `silver` nothing.
 
     `facts` has the columns of a change log. `segments` is one row for each segment that is read: node, epoch,
-    first_seq, last_seq, sealed_at_us, sealed_by, start_chain, end_chain, path, newest_us. `findings` is what the intake found
-    wrong: rule, node, epoch, seq, event_id, agent_id, corr_id, at_us, text. All three are of the whole lake.
+    first_seq, last_seq, sealed_at_us, sealed_by, start_chain, end_chain, path, newest_us. `findings` is what the intake
+    found wrong: rule, node, epoch, seq, event_id, agent_id, corr_id, at_us, text. All three are of the whole lake.
     """
 
     spark: SparkSession

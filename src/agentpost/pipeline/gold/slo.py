@@ -17,12 +17,13 @@ WINDOWS: Final = {"1h": 1, "6h": 6, "24h": 24, "3d": 72}  # hours, back from now
 def build(inputs: GoldInputs) -> DataFrame:
     """One row for each objective and window.
 
-    "delivery": `good` of `total` deliveries between online nodes were accepted within the objective. `burn_rate` 1 means
-    that exactly the share that may be late is late. "backlog": `total` minutes in which a backlog changed, `good` of
-    them without an alert; a single alert burns.
+    "delivery": `good` of `total` deliveries between online nodes were accepted within the objective. `burn_rate` 1
+    means that exactly the share that may be late is late. "backlog": `total` minutes in which a backlog changed, `good`
+    of them without an alert; a single alert burns.
     """
     params = inputs.params
-    windows = inputs.spark.createDataFrame(list(WINDOWS.items()), "window string, hours int")
+    named = [sf.struct(sf.lit(name).alias("window"), sf.lit(hours).alias("hours")) for name, hours in WINDOWS.items()]
+    windows = inputs.spark.range(1).select(sf.inline(sf.array(*named)))
     since = (sf.lit(params.now_us) - sf.col("hours") * sf.lit(_HOUR_US)) / 60_000_000
     is_within = (sf.col("minute") >= since) & (sf.col("minute") <= sf.lit(params.now_us / 60_000_000))
     is_recent = sf.col("minute") >= sf.lit((params.now_us - max(WINDOWS.values()) * _HOUR_US) / 60_000_000)

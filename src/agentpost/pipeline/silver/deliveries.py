@@ -76,6 +76,8 @@ COLUMNS: Final[merging.Columns] = {
     "dead_reason": ("max", "int"),
     "dead_place": ("min", "bigint"),
     "incident_us": ("min", "bigint"),
+    "ended_by_min": ("min", "bigint"),  # hashes of the gateways that said so: only the sender's may
+    "ended_by_max": ("max", "bigint"),
 }
 _KEY: Final = ("hour", "event_id", "recipient")
 
@@ -185,6 +187,8 @@ def _answers(bronze: DataFrame) -> DataFrame:
         dead_reason=sf.when(is_dead, sf.col("reason")),
         dead_place=sf.when(is_dead, place),
         incident_us=sf.when(sf.col("is_incident"), at),
+        ended_by_min=sf.when(is_dead | sf.col("is_incident"), by),
+        ended_by_max=sf.when(is_dead | sf.col("is_incident"), by),
     )
 
 

@@ -1,0 +1,247 @@
+"""Writing a lost home anew, from what somebody else has worked out that it held. Whole or not at all.
+
+Knows nothing of where that comes from. The file is made beside its place and moved there when it is durable, so a
+restore that was interrupted is simply run again.
+"""
+
+import shutil
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import Database, Row
+from agentpost.store.home import Home, sync_directory
+from agentpost.store.queries import SQL
+from agentpost.store.rules import chain_after, options_as_json
+from agentpost.store.transaction import delivery_row
+from agentpost.store.values import CHAIN_START, Cursor, Head, LedgerEntry, LocalAgent, StoredEvent
+
+__all__ = ["InboxEvent", "RestoredHome", "StreamPlace", "addressed_to", "put_back", "stream_places", "write_home"]
+
+_DRAFT: Final = ".restoring"
+_ROWS_A_STEP: Final = 5_000
+
+
+class _Outline(Struct, rename="camel", gc=False):
+    to_nodes: tuple[str, ...] = ()
+
+
+_outline = msgspec.msgpack.Decoder(_Outline)
+
+
+class StreamPlace(Struct, frozen=True, kw_only=True):
+    """One event in the stream of one reader."""
+
+    consumer_node_id: str
+    seq: int
+    chain: bytes
+
+
+class InboxEvent(Struct, frozen=True, kw_only=True):
+    seq: int
+    event_id: str
+    source_node_id: str
+    source_epoch: str
+    source_seq: int
+    received_at_ms: int
+    raw: bytes
+    corr_id: str
+
+
+class RestoredHome(Struct, frozen=True, kw_only=True):
+    """Everything that a home held: the outbox after `floor`, and what became of what was sent and taken."""
+
+    node_id: str
+    epoch: str
+    at_ms: int
+    floor: Head
+    outbox: Sequence[tuple[str, StoredEvent]]
+    streams: Sequence[StreamPlace]
+    stream_floors: Sequence[StreamPlace]
+    deliveries: Sequence[Delivery]
+    inbox: Sequence[InboxEvent]
+    ledger: Sequence[LedgerEntry]
+    cursors: Sequence[Cursor]
+    agents: Sequence[LocalAgent]
+
+
+def write_home(path: Path, restored: RestoredHome) -> None:
+    """Write the database of a home that has none. Its keys, if they are there, stay."""
+    with _new_database(path) as draft:
+        Home.make_file(draft)
+        database = Database.open_writer(draft)
+        try:
+            database.migrate()
+            database.begin()
+            _write(database, restored)
+            database.commit()
+            database.checkpoint()
+        finally:
+            database.close()
+
+
+def put_back(path: Path, backup: Path, *, epoch: str) -> None:
+    """Make a home of a backup. It is older than what it was made of, so its outbox begins a new epoch (CUR-6).
+
+    The streams begin with what is kept: their readers start over, and shall find no hole.
+    """
+    with _new_database(path) as draft:
+        Home.make_file(draft)
+        shutil.copyfile(backup, draft)
+        database = Database.open_writer(draft)
+        try:
+            database.migrate()
+            gateway = database.row(SQL.gateway)
+            if gateway is None:
+                raise Refusal(Code.STORAGE_CORRUPT, f"{backup} does not say which node it belongs to")
+            database.begin()
+            database.run(SQL.begin_epoch, (epoch,))
+            ends = _renew_streams(database, gateway[2])
+            own = database.row(SQL.cursor, (gateway[0],))
+            if own is not None:
+                chain = _chain_at(database, gateway[0], own[2], ends)
+                database.run(SQL.move_cursor, (gateway[0], epoch, own[2], chain, own[4]))
+            database.commit()
+            database.checkpoint()
+        finally:
+            database.close()
+
+
+@contextmanager
+def _new_database(path: Path) -> Generator[Path]:
+    """A draft of the database of a home that has none; it takes its place when all went well."""
+    home = Home(path)
+    home.prepare()
+    home.lock()
+    try:
+        if home.exists():
+            raise Refusal(
+                Code.CONFLICT,
+                f"{path} has a database already",
+                hint="A restore never overwrites: name a home without one, or move it away first.",
+            )
+        draft = home.database.with_name(home.database.name + _DRAFT)
+        _remove(draft)
+        yield draft
+        draft.rename(home.database)
+        sync_directory(path)
+        _remove(draft)
+    finally:
+        home.unlock()
+
+
+def _renew_streams(database: Database, floor_seq: int) -> dict[str, StreamPlace]:
+    """Chain the streams anew over what the outbox has. Gives their ends."""
+    database.run(SQL.clear_streams)
+    database.run(SQL.clear_stream_floors)
+    ends: dict[str, StreamPlace] = {}
+    at = floor_seq
+    while rows := database.rows(SQL.outbox_slice, (at, _ROWS_A_STEP)):
+        places: list[StreamPlace] = []
+        for seq, _, body in rows:
+            new = stream_places(body, seq, ends)
+            ends |= {place.consumer_node_id: place for place in new}
+            places += new
+        database.run_many(SQL.extend_streams, [_place(each) for each in places])
+        at = rows[-1][0]
+    return ends
+
+
+def _chain_at(database: Database, consumer: str, through_seq: int, ends: dict[str, StreamPlace]) -> bytes:
+    """The chain of a stream at its last event up to there."""
+    end = ends.get(consumer)
+    if end is None or end.seq <= through_seq:
+        return CHAIN_START if end is None else end.chain
+    row = database.row(SQL.stream_end_before, (consumer, through_seq))
+    return CHAIN_START if row is None else row[0]
+
+
+def stream_places(body: bytes, seq: int, ends: dict[str, StreamPlace]) -> list[StreamPlace]:
+    """The event as the next one of the stream of each gateway that it names; `ends` are those of the streams so far."""
+    return [
+        StreamPlace(
+            consumer_node_id=node_id,
+            seq=seq,
+            chain=chain_after(ends[node_id].chain if node_id in ends else CHAIN_START, body),
+        )
+        for node_id in dict.fromkeys(addressed_to(body))
+    ]
+
+
+def addressed_to(body: bytes) -> tuple[str, ...]:
+    """The gateways that an event names; none for one that cannot be read."""
+    try:
+        return _outline.decode(body).to_nodes
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return ()
+
+
+def _remove(database: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+
+
+def _write(database: Database, restored: RestoredHome) -> None:
+    database.run(SQL.create_gateway, (restored.node_id, restored.epoch, restored.at_ms, CHAIN_START))
+    database.run(SQL.move_outbox_floor, (restored.floor.seq, restored.floor.chain))
+    packed = [event_id.encode() + event.chain + event.raw for event_id, event in restored.outbox]
+    if packed:
+        database.run_packed(SQL.append_events, restored.floor.seq, packed)
+    database.run_many(SQL.extend_streams, [_place(each) for each in restored.streams])
+    database.run_many(SQL.restore_stream_floor, [_place(each) for each in restored.stream_floors])
+    database.run_many(SQL.add_delivery, [delivery_row(each, each.seq) for each in restored.deliveries])
+    database.run_many(
+        SQL.take_event,
+        [
+            (
+                each.seq,
+                each.event_id,
+                each.source_node_id,
+                each.source_epoch,
+                each.source_seq,
+                each.received_at_ms,
+                each.raw,
+                each.corr_id,
+            )
+            for each in restored.inbox
+        ],
+    )
+    database.run_many(SQL.restore_ledger_entry, [_entry(each) for each in restored.ledger])
+    database.run_many(
+        SQL.move_cursor,
+        [
+            (each.source_node_id, each.epoch, each.last_seq, each.last_chain, each.updated_at_ms)
+            for each in restored.cursors
+        ],
+    )
+    database.run_many(
+        SQL.put_agent,
+        [
+            (each.agent_id, each.runtime, options_as_json(each), each.created_at_ms, int(each.is_paused))
+            for each in restored.agents
+        ],
+    )
+
+
+def _place(place: StreamPlace) -> Row:
+    return place.consumer_node_id, place.seq, place.chain
+
+
+def _entry(entry: LedgerEntry) -> Row:
+    return (
+        entry.event_id,
+        entry.to_agent_id,
+        entry.inbox_seq,
+        entry.state.value,
+        entry.attempts,
+        entry.accepted_at_ms,
+        entry.engaged_at_ms,
+        entry.settled_at_ms,
+        None if entry.outcome is None else entry.outcome.value,
+    )

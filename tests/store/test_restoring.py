@@ -1,0 +1,79 @@
+"""A backup that is put back: whole, in a new epoch, and its readers find no hole."""
+
+from pathlib import Path
+
+import pytest
+
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.integrity import back_up, check_home
+from agentpost.store.restoring import put_back
+from agentpost.store.values import Subscriber
+from agentpost.testing import START_MS, a_message
+from tests.edges.running import agentpost, running_gateway
+from tests.store.building import EPOCH, NODE, PEER, a_batch, incoming, open_sqlite, to_nodes
+
+
+@pytest.mark.req("CUR-6")
+async def test_a_backup_begins_a_new_epoch(tmp_path: Path) -> None:
+    """The same events at the same places, another epoch, and streams that a reader can follow from their start."""
+    store = open_sqlite(tmp_path / "home")
+    await store.append([to_nodes(a_message(number), PEER, NODE) for number in range(1, 9)])
+    local = store.read_stream(NODE, 0)
+    await store.accept(
+        a_batch(
+            incoming(to_nodes(a_message(1, seq=1), PEER, NODE)),
+            source_node_id=NODE,
+            source_epoch=EPOCH,
+            through=6,
+            through_chain=local.events[5].chain,
+        )
+    )
+    await store.note_subscriber(
+        Subscriber(
+            consumer_node_id=PEER, epoch=EPOCH, last_seq=8, updated_at_ms=START_MS, lease_expires_at_ms=START_MS * 2
+        )
+    )
+    await store.compact(now_ms=START_MS, retention_events=5)
+    before = store.read_outbox(0)
+    await store.close()
+    assert before.floor_seq == 3
+    back_up(tmp_path / "home", tmp_path / "backup.db")
+    put_back(tmp_path / "again", tmp_path / "backup.db", epoch="epoch-2")
+    assert check_home(tmp_path / "again").problems == ()
+    store = open_sqlite(tmp_path / "again")
+    try:
+        assert store.epoch == "epoch-2"
+        assert store.read_outbox(0) == before
+        stream = store.read_stream(PEER, 0)
+        assert (stream.floor_seq, [event.seq for event in stream.events]) == (0, [4, 5, 6, 7, 8])
+        own = store.cursor(NODE)
+        assert own is not None
+        # The reader of the local mail goes on where it was, in the new epoch.
+        assert (own.epoch, own.last_seq) == ("epoch-2", 6)
+        assert own.last_chain == store.read_stream(NODE, 0).events[2].chain
+    finally:
+        await store.close()
+
+
+async def test_a_home_is_never_overwritten(tmp_path: Path) -> None:
+    """A backup goes only where no database is, and a file that is none is refused."""
+    store = open_sqlite(tmp_path / "home")
+    await store.close()
+    back_up(tmp_path / "home", tmp_path / "backup.db")
+    with pytest.raises(Refusal) as caught:
+        put_back(tmp_path / "home", tmp_path / "backup.db", epoch="epoch-2")
+    assert caught.value.code is Code.CONFLICT
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """`agentpost store restore` puts a backup back, and says so; junk is refused and leaves nothing."""
+    home, again = tmp_path / "home", tmp_path / "again"
+    with running_gateway(home):
+        assert agentpost("store", "backup", str(tmp_path / "b.db"), "--home", str(home)).returncode == 0
+    done = agentpost("store", "restore", str(tmp_path / "b.db"), "--home", str(again))
+    assert done.returncode == 0, done.stderr
+    assert agentpost("store", "check", "--home", str(again)).returncode == 0
+    (tmp_path / "junk").write_bytes(b"no database at all" * 100)
+    refused = agentpost("store", "restore", str(tmp_path / "junk"), "--home", str(tmp_path / "none"))
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+    assert not (tmp_path / "none").exists()
