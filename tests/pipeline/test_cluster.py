@@ -101,7 +101,7 @@ def test_a_cluster_makes_the_same_tables(tmp_path: Path, cluster: str) -> None:
     write_fleet(plan, lake, workers=1)
     for master, place in ((cluster, "on-cluster"), ("local[2]", "alone")):
         command = [sys.executable, "-c", RUN, str(lake), master, place, str(plan.end_ms * 1000)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     names = tuple(table.name for table in GOLD)
     there, here = (rows_of(Warehouse(Files(str(lake)).below(place)), names) for place in ("on-cluster", "alone"))

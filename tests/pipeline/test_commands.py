@@ -61,7 +61,7 @@ def test_run_and_ask(tmp_path: Path) -> None:
     outbox.seal(outbox.messages(5))
     command = [sys.executable, "-m", "agentpost", "pipeline", "run", "--lake", str(tmp_path), "-o", "json"]
     now = ["--now", "2026-12-01"]
-    done = subprocess.run([*command, *now], capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run([*command, *now], capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["version"], result["events"], result["quarantined"]) == (1, 5, 0)

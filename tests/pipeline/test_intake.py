@@ -283,6 +283,17 @@ def test_a_segment_that_does_not_follow_the_one_before(outbox: Outbox) -> None:
     assert rules(again) == [("chain_break", 4)]
 
 
+def test_a_manifest_cannot_borrow_a_checked_file(outbox: Outbox) -> None:
+    """A manifest of another outbox that names a file which was checked before is checked all the same."""
+    good = outbox.seal(outbox.messages(3))
+    _, known = taken(outbox.lake)
+    name = outbox.lake / "manifests" / "node=node-b" / "epoch=first" / f"{1:019d}.json"
+    name.parent.mkdir(parents=True)
+    name.write_bytes(msgspec.json.encode(msgspec.structs.replace(good, node_id="node-b")))
+    found, known = taken(outbox.lake, known)
+    assert (found.events, rules(found)) == (0, [("bad_segment", 1)])
+
+
 def test_an_unknown_key_is_no_finding(tmp_path: Path) -> None:
     """Where nobody told the key of a gateway its signature cannot be judged; a known one has to fit."""
     stranger = Outbox(tmp_path, node="node-x")

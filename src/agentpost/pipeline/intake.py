@@ -155,25 +155,30 @@ def take_in(lake: Files, known: Known, new: NewInput, *, check: Check) -> Intake
     outboxes: defaultdict[tuple[str, str], list[Segment]] = defaultdict(list)
     for row in known.segments.to_pylist():
         outboxes[row["node"], row["epoch"]].append(Segment.of(row))
-    files = {one.sha256 for segments in outboxes.values() for one in segments if one.reason is None}
+    checked = {_content_of(one) for segments in outboxes.values() for one in segments if one.reason is None}
     claims = [
         Claim(name=item.name, manifest=manifest, keys=keys.get(manifest.sealed_by, ()))
         for item, manifest in new.manifests
     ]
-    # A manifest that was only written again speaks of a file that was checked before.
-    verdicts = {each.name: each for each in check([one for one in claims if one.manifest.sha256 not in files])}
+    # A manifest that was only written again says what was checked before.
+    verdicts = {each.name: each for each in check([one for one in claims if _content_of_claim(one) not in checked])}
     findings = [one for one in _findings_of(known.findings) if not _is_of_the_sequence(one)]
     added = [_unread_segment(item, reason) for item, reason in new.unread]
     for one in added:
         outboxes[one.node, one.epoch].append(one)
+    ends = {outbox: max(one.last_seq for one in segments) for outbox, segments in outboxes.items()}
     for item, manifest in new.manifests:
         verdict = verdicts.get(item.name) or Verdict(name=item.name)
-        outbox = outboxes[manifest.node_id, manifest.epoch]
-        segment = _segment(item, manifest, verdict, outbox)
+        outbox = manifest.node_id, manifest.epoch
+        # Nearly always a segment begins where all others ended, and there are none to compare it with.
+        is_next = manifest.first_seq > ends.get(outbox, 0)
+        others = [] if is_next else [one for one in outboxes[outbox] if one.touches(manifest)]
+        segment = _segment(item, manifest, verdict, others)
         if verdict.reason is None:
-            findings += forks(lake, segment, outbox)
+            findings += forks(lake, segment, others)
             findings += verdict.findings
-        outbox.append(segment)
+        outboxes[outbox].append(segment)
+        ends[outbox] = max(ends.get(outbox, 0), manifest.last_seq)
         added.append(segment)
         quarantine += _left_out(segment, verdict)
     quarantine += [_quarantined(one.manifest, one, one.reason or "") for one in added[: len(new.unread)]]
@@ -189,10 +194,10 @@ def take_in(lake: Files, known: Known, new: NewInput, *, check: Check) -> Intake
     )
 
 
-def _segment(item: Listed, manifest: SegmentManifest, verdict: Verdict, outbox: Sequence[Segment]) -> Segment:
+def _segment(item: Listed, manifest: SegmentManifest, verdict: Verdict, others: Sequence[Segment]) -> Segment:
     slices: tuple[Range, ...] = ()
     if verdict.reason is None:
-        taken = [each for one in outbox for each in one.slices]
+        taken = [each for one in others for each in one.slices]
         excluded = ranges_of(seq for seq, _ in verdict.excluded)
         slices = subtract((manifest.first_seq, manifest.last_seq), [*taken, *excluded])
     return Segment(
@@ -213,6 +218,16 @@ def _segment(item: Listed, manifest: SegmentManifest, verdict: Verdict, outbox: 
         newest_us=verdict.newest_us,
         reason=verdict.reason,
     )
+
+
+def _content_of(segment: Segment) -> tuple[object, ...]:
+    names = ("manifest", "path", "sha256", "first_seq", "last_seq", "start_chain", "end_chain", "sealed_by")
+    return tuple(getattr(segment, name) for name in names)
+
+
+def _content_of_claim(claim: Claim) -> tuple[object, ...]:
+    names = ("path", "sha256", "first_seq", "last_seq", "start_chain", "end_chain", "sealed_by")
+    return claim.name, *(getattr(claim.manifest, name) for name in names)
 
 
 def _unread_segment(item: Listed, reason: str) -> Segment:

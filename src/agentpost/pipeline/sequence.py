@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from agentpost.lake.manifest import SegmentManifest
 from agentpost.pipeline.checking import Finding
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import Range, Ranges, subtract
@@ -51,6 +52,10 @@ class Segment(Struct, frozen=True, kw_only=True):
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "slices"}
         first, last = [one for one, _ in self.slices], [other for _, other in self.slices]
         return {**values, "slice_first": first, "slice_last": last}
+
+    def touches(self, other: SegmentManifest) -> bool:
+        """Whether they have a seq in common."""
+        return self.first_seq <= other.last_seq and other.first_seq <= self.last_seq
 
     @property
     def seqs(self) -> Range:

@@ -201,6 +201,8 @@ def _sample(shape: Shape) -> Event:
             route_decision=ROUTES[shape.route],
             routing_policy_version=_POLICY,
             capability_policy_version="cp-1",
+            # With one gateway it is clear who has to engage whom.
+            engaged_by=dict(zip(peers, nodes, strict=True)) if shape.fan > 1 else {},
         ),
     }
     if kind not in ("message", "task_create") and not is_signal:

@@ -1,7 +1,8 @@
 """A few events written by hand, as bronze has them, and the tables over them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -94,25 +95,41 @@ def bronze(spark: "SparkSession", rows: Sequence[Row]) -> "DataFrame":
 def tables(
     spark: "SparkSession", rows: Sequence[Row], *, now_us: int = START_US, facts: Sequence[Row] = (), **settings: Any
 ) -> "Mapping[str, DataFrame]":
-    """Every gold table over these events."""
+    """Every gold table over these events, made when it is asked for."""
     from agentpost.pipeline.frames import local_frame
     from agentpost.pipeline.intake import FINDINGS
     from agentpost.pipeline.tables import GOLD, SILVER, GoldInputs, Params
 
     events = bronze(spark, rows)
-    silver = {table.name: table.partials(events) for table in SILVER}
     inputs = GoldInputs(
         spark=spark,
-        silver=silver,
+        silver=Lazy({table.name: partial(table.partials, events) for table in SILVER}),
         hour_gold={},
         facts=local_frame(spark, pa.Table.from_pylist(list(facts), schema=FACTS)),
         segments=local_frame(spark, segments_of(rows)),
         findings=local_frame(spark, FINDINGS.empty_table()),
         params=Params(now_us=now_us, **settings),
     )
-    hour_gold = {table.name: table.build(inputs) for table in GOLD if table.scope == "hour"}
-    fleet_inputs = inputs._replace(silver={}, hour_gold=hour_gold)
-    return hour_gold | {table.name: table.build(fleet_inputs) for table in GOLD if table.scope == "fleet"}
+    hour_gold = {table.name: partial(table.build, inputs) for table in GOLD if table.scope == "hour"}
+    fleet_inputs = inputs._replace(silver={}, hour_gold=Lazy(hour_gold))
+    fleet = {table.name: partial(table.build, fleet_inputs) for table in GOLD if table.scope == "fleet"}
+    return Lazy(hour_gold | fleet)
+
+
+class Lazy(Mapping[str, "DataFrame"]):
+    """Frames that are put together when they are looked at."""
+
+    def __init__(self, makers: "Mapping[str, Callable[[], DataFrame]]") -> None:
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> "DataFrame":
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 def segments_of(rows: Sequence[Row]) -> pa.Table:

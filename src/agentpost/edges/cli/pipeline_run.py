@@ -124,11 +124,12 @@ def watch(
     from agentpost.pipeline.watch import watch as watch_lake
 
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
     options = WatchOptions(every_seconds=every, batches=batches, until_idle=until_idle)
     say(f"watching {lake}")
     with spark_session(master=master) as spark:
+        # Only now: Spark, too, sets a handler when it starts. A batch that is under way is finished.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda _number, _frame: stop.set())
         for done in watch_lake(spark, files, tables, options, stop=stop, now_us=lambda: time.time_ns() // 1000):
             if output is Format.JSON:
                 typer.echo(msgspec.json.encode(done).decode())

@@ -22,7 +22,8 @@ def build(inputs: GoldInputs) -> DataFrame:
     of them without an alert; a single alert burns.
     """
     params = inputs.params
-    windows = inputs.spark.createDataFrame(list(WINDOWS.items()), "window string, hours int")
+    named = [sf.struct(sf.lit(name).alias("window"), sf.lit(hours).alias("hours")) for name, hours in WINDOWS.items()]
+    windows = inputs.spark.range(1).select(sf.inline(sf.array(*named)))
     since = (sf.lit(params.now_us) - sf.col("hours") * sf.lit(_HOUR_US)) / 60_000_000
     is_within = (sf.col("minute") >= since) & (sf.col("minute") <= sf.lit(params.now_us / 60_000_000))
     is_recent = sf.col("minute") >= sf.lit((params.now_us - max(WINDOWS.values()) * _HOUR_US) / 60_000_000)

@@ -16,6 +16,17 @@ __all__ = ["Line", "bars", "lines"]
 
 _WIDTH, _HEIGHT = 380, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 24
+# 1 ms to 100 d: where a person would put a line.
+_TIMES_US = tuple(
+    unit * count
+    for unit, counts in (
+        (1000, (1, 10, 100)),
+        (10**6, (1, 10)),
+        (60 * 10**6, (1, 10)),
+        (3600 * 10**6, (1, 10, 100, 2400)),
+    )
+    for count in counts
+)
 
 
 class Line(Struct, frozen=True):
@@ -32,15 +43,18 @@ def lines(
     series: Sequence[Line],
     *,
     text: Callable[[float], str],
-    log: bool = False,
+    is_time: bool = False,
     mark: tuple[float, str] | None = None,
     is_area: bool = False,
 ) -> str:
-    """Lines over hours. `mark` is a value with a name that is drawn across, such as an objective."""
+    """Lines over hours. `mark` is a value with a name that is drawn across, such as an objective.
+
+    Lengths of time (`is_time`) are drawn on a logarithmic scale: milliseconds and hours in one picture.
+    """
     known = [value for line in series for value in line.values if value is not None]
     if not known or not hours:
         return _nothing(title)
-    scale = _log_scale(known, mark) if log else _linear_scale(known, mark)
+    scale = _time_scale(known, mark) if is_time else _linear_scale(known, mark)
     xs = [_LEFT + (_WIDTH - _LEFT - _RIGHT) * (n + 0.5) / len(hours) for n in range(len(hours))]
     parts = [_grid(scale, text), _hours(hours, xs)]
     if mark is not None:
@@ -90,13 +104,12 @@ class _Scale(Struct, frozen=True):
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * max(0.0, min(1.0, share))
 
 
-def _log_scale(values: Sequence[float], mark: tuple[float, str] | None) -> _Scale:
+def _time_scale(values: Sequence[float], mark: tuple[float, str] | None) -> _Scale:
     top = max([*values, mark[0]] if mark else values)
-    low = 10 ** math.floor(math.log10(max(1.0, min(value for value in values))))
-    high = 10 ** math.ceil(math.log10(max(top, low * 10)))
-    decades = round(math.log10(high / low))
-    every = max(1, math.ceil(decades / 4))
-    return _Scale(low, high, tuple(low * 10**n for n in range(0, decades + 1, every)), True)
+    above = [tick for tick in _TIMES_US if tick >= top] or [_TIMES_US[-1]]
+    below = [tick for tick in _TIMES_US if tick <= min(values) and tick < above[0]] or [_TIMES_US[0]]
+    ticks = [tick for tick in _TIMES_US if below[-1] <= tick <= above[0]]
+    return _Scale(below[-1], above[0], tuple(ticks[:: max(1, math.ceil(len(ticks) / 7))]), True)
 
 
 def _linear_scale(values: Sequence[float], mark: tuple[float, str] | None) -> _Scale:

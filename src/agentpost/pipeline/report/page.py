@@ -8,6 +8,7 @@ from agentpost.pipeline.report.charts import Line, bars, lines
 from agentpost.pipeline.report.model import HourLatency, Latency, Report
 from agentpost.pipeline.report.words import (
     NOTHING,
+    burn_text,
     clock_text,
     count_text,
     hour_text,
@@ -27,7 +28,12 @@ def page(report: Report) -> str:
     sections = (
         ("overview", "Overview", "", _overview(report)),
         ("objectives", "Objectives", "Burn rate 1 uses up the error budget just in time.", _objectives(report)),
-        ("latency", "Latency", "From the event to its acceptance at the other gateway.", _latency(report)),
+        (
+            "latency",
+            "Latency",
+            "From the event to its acceptance at the other gateway, the time included for which that one was away.",
+            _latency(report),
+        ),
         ("throughput", "Throughput", "Events that the gateways appended.", _throughput(report)),
         ("retries", "Retries and dead letters", "", _rates(report)),
         (
@@ -78,7 +84,7 @@ def _overview(report: Report) -> str:
 
 
 def _objectives(report: Report) -> str:
-    windows = sorted({name for each in report.objectives for name in each.burn_rates}, key=_window_order)
+    windows = list(dict.fromkeys(name for each in report.objectives for name in each.burn_rates))
     rows = [
         (
             escape(each.name),
@@ -96,15 +102,9 @@ def _objectives(report: Report) -> str:
     )
 
 
-def _window_order(name: str) -> tuple[int, str]:
-    return len(name), name
-
-
 def _burn(rate: float | None) -> str:
-    if rate is None:
-        return NOTHING
-    look = "bad" if rate > 2 else "warning" if rate > 1 else "good"
-    return f'<span class="word {look}">{rate:.2f}</span>'
+    look = "plain" if rate is None else "bad" if rate > 2 else "warning" if rate > 1 else "good"
+    return f'<span class="word {look}">{burn_text(rate)}</span>'
 
 
 def _latency(report: Report) -> str:
@@ -130,7 +130,7 @@ def _latency_card(kind: str, hours: Sequence[int], report: Report) -> str:
     figures = zip(("delivered", "p50", "p95", "p99"), _percentiles(all_of_it), strict=True)
     said = ", ".join(f"{figure} {name}" if name == "delivered" else f"{name} {figure}" for name, figure in figures)
     mark = (5_000_000.0, "5 s") if kind == "message" else None
-    chart = lines(f"Latency of {kind}", hours, series, text=span_text, log=True, mark=mark)
+    chart = lines(f"Latency of {kind}", hours, series, text=span_text, is_time=True, mark=mark)
     rows = [(hour_text(each.hour), *_percentiles(each)) for _, each in sorted(by_hour.items())]
     table = _table(f"Latency of {kind} by hour", ("hour", "events", "p50", "p95", "p99"), rows, numbers=range(1, 5))
     return _card(f"<h3>{escape(kind)}</h3><p class='hint'>{said}</p>{_key(_PERCENTILES)}{chart}{_figures(table)}")

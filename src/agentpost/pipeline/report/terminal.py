@@ -10,6 +10,7 @@ from agentpost.pipeline.report.model import Report
 from agentpost.pipeline.report.words import (
     NOTHING,
     bar,
+    burn_text,
     clock_text,
     count_text,
     hour_text,
@@ -60,16 +61,12 @@ def _print_objectives(report: Report, console: Console) -> None:
             each.name,
             each.target,
             each.measured,
-            "  ".join(f"{window} {_rate(rate)}" for window, rate in each.burn_rates.items()),
+            "  ".join(f"{window} {burn_text(rate)}" for window, rate in each.burn_rates.items()),
             "[green]kept[/green]" if each.is_kept else "[red]missed[/red]",
         )
         for each in report.objectives
     ]
     _print(console, "Objectives", ("objective", "target", "measured", "burn rate", ""), rows)
-
-
-def _rate(rate: float | None) -> str:
-    return NOTHING if rate is None else f"{rate:.2f}"
 
 
 def _print_latency(report: Report, console: Console) -> None:
@@ -81,7 +78,7 @@ def _print_latency(report: Report, console: Console) -> None:
                 kind,
                 count_text(latency.count),
                 *(span_text(value) for value in (latency.p50_us, latency.p95_us, latency.p99_us)),
-                spark(_squeezed(p95, max)),
+                spark(_squeezed(p95, max, width=24)),
             )
         )
     head = ("kind", "delivered", "p50", "p95", "p99", "p95 by hour")

@@ -1,9 +1,21 @@
 """Figures as people read them: lengths of time, counts, shares, hours."""
 
+import math
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["NOTHING", "bar", "clock_text", "count_text", "hour_text", "share_text", "span_text", "spark", "title_of"]
+__all__ = [
+    "NOTHING",
+    "bar",
+    "burn_text",
+    "clock_text",
+    "count_text",
+    "hour_text",
+    "share_text",
+    "span_text",
+    "spark",
+    "title_of",
+]
 
 # An en dash, for what there is no figure of.
 NOTHING: Final = "\u2013"
@@ -59,6 +71,13 @@ def share_text(share: float | None) -> str:
     percent = share * 100
     digits = 0 if percent in (0, 100) else 2 if percent > 99 or percent < 1 else 1
     return f"{percent:.{digits}f} %"
+
+
+def burn_text(rate: float | None) -> str:
+    """A burn rate; without any budget a single miss burns all of it."""
+    if rate is None:
+        return NOTHING
+    return "over" if math.isinf(rate) else f"{rate:.2f}"
 
 
 def hour_text(hour: int) -> str:
