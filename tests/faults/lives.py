@@ -31,7 +31,7 @@ from tests.faults.points import AGENT, COMMITS
 __all__ = ["AWAY", "RECEIVER", "SEED", "SENDER", "Cut", "Mesh", "Node"]
 
 SENDER, SEED, RECEIVER = "sender", "seed", "receiver"
-PATIENCE_SECONDS: Final = 30
+PATIENCE_SECONDS: Final = 120
 _TIERS: Final = {SENDER: NodeTier.EDGE, SEED: NodeTier.BACKBONE, RECEIVER: NodeTier.EDGE}
 _WIRES: Final = ((SENDER, SEED), (RECEIVER, SEED))
 # `carl` is there from the start, but for the room he moves in later.

@@ -3,17 +3,18 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tests.edges.mailing import Machine
+from tests.edges.meshing import eventually as happens
 from tests.edges.meshing import invite
 from tests.edges.running import RunningGateway, running_gateway
 from tests.processes.proxy import Proxy
 
-__all__ = ["FaultyMachine", "Mesh", "faulty_mesh", "is_over", "is_unclear"]
+__all__ = ["FaultyMachine", "Mesh", "eventually", "faulty_mesh", "is_over", "is_unclear"]
 
 SEED: Final = "vps-jane"
 _WAITS: Final = """
@@ -26,6 +27,11 @@ base_seconds = 0.5
 max_delay_seconds = 2
 max_attempts = 40
 """
+
+
+def eventually(what: Callable[[], bool], *, patience_seconds: float = 180) -> None:
+    """Wait for something that takes several gateways to start, on a machine that may have much else to do."""
+    happens(what, patience_seconds=patience_seconds)
 
 
 class FaultyMachine(Machine):

@@ -9,8 +9,7 @@ import pytest
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import corr_id_of
 from agentpost.testing import an_event_id
-from tests.edges.meshing import eventually
-from tests.processes.machines import FaultyMachine, faulty_mesh, is_over, is_unclear
+from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over, is_unclear
 
 IN_LONG = pytest.mark.skipif("AGENTPOST_TEST_ROUNDS" not in os.environ, reason="`make test-long` runs it")
 POINTS = [

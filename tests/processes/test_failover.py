@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentpost.protocol.errors import Refusal
-from tests.edges.meshing import eventually
-from tests.processes.machines import FaultyMachine, faulty_mesh, is_over
+from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 from tests.processes.proxy import UP
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edges.meshing import eventually
-from tests.processes.machines import FaultyMachine, faulty_mesh, is_over
+from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 # Twice as long as silence has to last here before a link is given up.

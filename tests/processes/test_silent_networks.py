@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.edges.mailing import Machine
-from tests.edges.meshing import eventually, invite
+from tests.edges.meshing import invite
 from tests.edges.running import running_gateway
+from tests.processes.machines import eventually
 from tests.processes.namespaces import Switch, a_switch, why_not
 
 REASON = why_not()
