@@ -1,6 +1,7 @@
 """A member that sends too much, of everything. It is cut off, and honest mail does not wait for it."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from agentpost.auth.wire import LINK_ROOM
 from agentpost.delivery.frames import (
     MAX_FRAME_BYTES,
     Chunk,
@@ -24,8 +26,8 @@ from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.values import CHAIN_START
 from tests.edges.attacked import AttackedMesh, attacked_mesh
-from tests.edges.lying import LiarLink, said
-from tests.edges.meshing import eventually
+from tests.edges.lying import Liar, LiarLink, said
+from tests.edges.meshing import PATIENCE_SECONDS, eventually
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,44 @@ def test_a_frame_that_is_too_large_ends_the_link(mesh: AttackedMesh, size_bytes:
             link.send_raw(bytes(size_bytes))
         assert link.refusal() in ("too_large", "")
     mesh.expect_audited(liar, "too_large")
+    mesh.expect_unharmed()
+
+
+# What the buffers of two sockets hold, and some.
+MOST_SENT_BYTES = 64 * 1024 * 1024
+
+
+def _raw_link(liar: Liar) -> socket.socket:
+    """A WebSocket without a library behind it: nobody reads what comes back."""
+    ticket = liar.exchange(None, requestedRooms=[LINK_ROOM]).json()["wsTicket"]
+    host, _, port = liar.url.removeprefix("http://").partition(":")
+    raw = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+    raw.sendall(
+        f"GET /ansible/link HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+        f"Authorization: Bearer {ticket}\r\n\r\n".encode()
+    )
+    assert raw.recv(1).startswith(b"H")
+    return raw
+
+
+@pytest.mark.req("OPS-3")
+@pytest.mark.parametrize(
+    "frames",
+    [b"\x89\xfd" + bytes(4) + b"x" * 125, b"\x00\x80" + bytes(4)],
+    ids=["pings of the socket itself", "pieces of a message, all empty"],
+)
+def test_a_socket_that_only_sends_is_cut_off(mesh: AttackedMesh, frames: bytes) -> None:
+    """Below the frames of a link, too, nobody can make a gateway hold on to more and more for them."""
+    liar = mesh.liar()
+    with honest_mail(mesh), _raw_link(liar) as raw:
+        raw.sendall(b"\x02\x80" + bytes(4))
+        sent_bytes = 0
+        # However the end shows: reset, broken pipe, or nobody who reads.
+        with contextlib.suppress(OSError):
+            while sent_bytes < MOST_SENT_BYTES:
+                sent_bytes += raw.send(frames * 1_000)
+        assert sent_bytes < MOST_SENT_BYTES
     mesh.expect_unharmed()
 
 

@@ -53,8 +53,8 @@ _BLAMED: Final = frozenset(
 
 # What a peer may say in the time between two pings that brings nothing: pings, wishes, repeats. An honest one needs a
 # few for each node of the mesh. A large frame counts for several.
-_MOST_IDLE_FRAMES: Final = 4_096
-_IDLE_FRAME_BYTES: Final = 16_384
+_MOST_IDLE_FRAMES: Final = 16_384
+_IDLE_FRAME_BYTES: Final = 4_096
 # Short frames that wait for a peer that does not read.
 _MOST_QUEUED_FRAMES: Final = 16_384
 
@@ -344,7 +344,7 @@ class LinkSession:
             case Pong():
                 pass
             case GetChunk():
-                await self._serve(frame)
+                return await self._serve(frame)
             case Chunk():
                 return await self._hub.fetcher.receive(self, frame)
             case Refused():
@@ -382,17 +382,20 @@ class LinkSession:
             kind = WholeFeed if wish.whole else OutboxFeed
             self._feeds[key] = kind(wish, consumer=self.peer, store=hub.store, signing=hub.signing)
 
-    async def _serve(self, request: GetChunk) -> None:
+    async def _serve(self, request: GetChunk) -> bool:
+        """True if the peer may have it: what it costs to serve is bounded by what the peer takes."""
         if len(self._chunks_asked) + len(self._chunks_awaited) >= _MOST_CHUNKS_ASKED:
             raise Refusal(Code.RATE_LIMITED, f"{self.peer} asks for more chunks than it takes")
         if not may_read(self._hub.store, self._hub.room, request.sha256, self.peer):
             # PIPE-5: who is no reader of it learns nothing of it, not even whether it is here.
             self._send(Chunk(sha256=request.sha256, part=request.part, code=Code.SCOPE_DENIED.value))
             await self._hub.deny_payload(self.peer, request.sha256)
-        elif self._hub.fetcher.is_awaited(request.sha256):
+            return False
+        if self._hub.fetcher.is_awaited(request.sha256):
             self._chunks_awaited.append(request)
         else:
             self._chunks_asked.append(request)
+        return True
 
     async def _credit(self, credit: Credit) -> bool:
         """True if the peer has got further by it."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import public_app
@@ -22,6 +24,8 @@ __all__ = ["serve"]
 
 _DRAIN_SECONDS: Final = 10
 _LONGEST_SOCKET_PATH: Final = 107
+_MOST_UNREAD_BYTES: Final = 1024 * 1024
+_MOST_FRAGMENTS: Final = 4_096
 
 Ready = Callable[[str], None]
 
@@ -32,6 +36,22 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+class _WebSockets(WebSocketsSansIOProtocol):
+    """WebSockets that hold on to no more than they should for a peer that does not read, or never ends a message."""
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        # Each ping is answered at once; nobody waits for room, because there is nobody who could.
+        if self.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
+            self.transport.abort()
+
+    def handle_cont(self, event: Frame) -> None:
+        super().handle_cont(event)
+        # Their bytes are bounded by the size of a message; empty ones have none.
+        if len(self.frames) > _MOST_FRAGMENTS:
+            self.transport.abort()
 
 
 async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
@@ -79,6 +99,7 @@ def _server(app: Any) -> _Server:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
+            ws=_WebSockets,
             ws_max_size=MAX_FRAME_BYTES,
             ws_per_message_deflate=False,
         )

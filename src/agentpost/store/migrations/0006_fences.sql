@@ -8,6 +8,7 @@ CREATE TABLE payload_readers (
   size_bytes     INTEGER NOT NULL,
   PRIMARY KEY (sha256, node_id)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX payload_readers_by_source ON payload_readers (source_node_id, seq);
 
 -- PIPE-9: the chain that the first event of a mirror builds on, so that another mirror can check that one, too.
 ALTER TABLE mirrors ADD COLUMN floor_chain BLOB NOT NULL

@@ -45,6 +45,7 @@ SELECT count(*) FROM payload_readers WHERE sha256 = ? AND node_id = ?
 
 -- name: missing_payloads
 SELECT p.sha256, p.source_node_id, p.seq, p.size_bytes
-FROM payload_readers AS p JOIN mirrors AS m ON m.source_node_id = p.source_node_id
-WHERE p.seq > m.floor_seq AND NOT EXISTS (SELECT 1 FROM blobs AS b WHERE b.sha256 = p.sha256 AND b.complete)
+FROM mirrors CROSS JOIN payload_readers AS p INDEXED BY payload_readers_by_source
+WHERE p.source_node_id = mirrors.source_node_id AND p.seq > mirrors.floor_seq
+  AND NOT EXISTS (SELECT 1 FROM blobs AS b WHERE b.sha256 = p.sha256 AND b.complete)
 GROUP BY p.sha256 ORDER BY p.source_node_id, p.seq LIMIT ?
