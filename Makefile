@@ -66,6 +66,7 @@ bench: $(VENV)/.gateway ## measure, next to the limits of this machine
 	@$(BIN)/agentpost bench store
 	@$(BIN)/agentpost bench room
 	@$(BIN)/agentpost bench roundtrip
+	@$(BIN)/agentpost bench flat
 
 conformance: .tools/yjs/.ready ## each rule of docs/requirements.md with the checks that show it
 	@$(BIN)/python tools/conformance.py

@@ -1,16 +1,18 @@
 """The end of the outbox in memory: it says the same as the file, or leaves it to the file."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
+from agentpost.protocol.errors import Refusal
 from agentpost.store import tail as tail_module
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import OutboxSlice, StreamSlice
 from agentpost.testing import START_MS, a_message
-from tests.store.building import NODE, a_subscriber
+from tests.store.building import NODE, a_subscriber, deliveries_of
 
 READERS = ("node-b", "node-c", "node-d")
 
@@ -55,6 +57,25 @@ async def test_what_a_feed_is_given_is_what_stands_in_the_file(
             limit, max_bytes = chance.randint(1, 20), chance.choice([1, 2_000, 1 << 20])
             said = slices(sqlite_store, after_seq, limit, max_bytes, may_lag=True)
             assert said == slices(sqlite_store, after_seq, limit, max_bytes, may_lag=False)
+
+
+async def test_what_a_neighbour_spoiled_is_not_missed(sqlite_store: SqliteStore) -> None:
+    """Appends that share a commit with one that is refused are there for the feeds, as they stand in the file."""
+    await append(sqlite_store, 1, [["node-b"]])
+    good = [replace(a_message(number, source_node_id=NODE), to_nodes=("node-b",)) for number in (2, 4)]
+    bad = replace(a_message(3, source_node_id=NODE), to_nodes=("node-b",))
+    twice = deliveries_of(bad, "bob", "bob")
+    answers = await asyncio.gather(
+        sqlite_store.append(good[:1]),
+        sqlite_store.append([bad], deliveries=twice),
+        sqlite_store.append(good[1:]),
+        sqlite_store.append([bad], deliveries=twice),
+        return_exceptions=True,
+    )
+    assert [isinstance(answer, Refusal) for answer in answers] == [False, True, False, True]
+    for after_seq in range(4):
+        said = slices(sqlite_store, after_seq, 10, 1 << 20, may_lag=True)
+        assert said == slices(sqlite_store, after_seq, 10, 1 << 20, may_lag=False)
 
 
 async def test_a_feed_that_keeps_up_does_not_read_the_file(

@@ -8,6 +8,7 @@ runtimes as interfaces (`ports`) and calls nothing else, so that the simulation 
     intake      a batch of events → what it means here: ACKs for local agents, changes of our own deliveries
     reader      a stream → inbox, ledger, cursor and `accepted`, in one transaction
     mirror      the outboxes of nodes that sleep or cannot be dialled, kept for their readers
+    joint       both of these from one reading, where the owner of the outbox is linked
     fetch       payloads that were too large for their events, chunk by chunk
     link        one conversation between two gateways: frames in, frames out (`frames`, `heads`)
     hub         all of them, and which outbox is read through which

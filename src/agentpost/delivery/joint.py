@@ -12,7 +12,6 @@ from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.ports import RoomView
 from agentpost.delivery.reader import StreamReader, Verdict, signed_head
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.heads import OutboxHead, chain_over
 from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, Cursor
 
@@ -68,10 +67,11 @@ class JointReader:
             return Verdict.KNOWN
         if frame.after_seq != last_seq:
             return Verdict.GAP
-        checked = self._mirror.check(frame, head, kept)
+        own = self._store.node_id
+        chain = cursor.last_chain if cursor else CHAIN_START
+        checked = self._mirror.check(frame, head, kept, known={own: chain})
         if checked.has_unreadable:
             return Verdict.APART
-        own = self._store.node_id
         raws = [event.raw for event in checked.batch.events if own in event.to_nodes]
         await self._mirror.name_payloads(checked)
         await self._stream.accept(
@@ -80,27 +80,14 @@ class JointReader:
                 epoch=frame.epoch,
                 after_seq=last_seq,
                 through_seq=frame.through_seq,
-                chain=self._own_chain(raws, head, cursor.last_chain if cursor else CHAIN_START),
+                # Computed from what the cursor remembers, and the one in the head.
+                chain=checked.chains.get(own, chain),
                 raws=raws,
                 mirror=checked.batch,
             )
         )
         self._mirror.kept(checked)
         return Verdict.TAKEN
-
-    def _own_chain(self, raws: list[bytes], head: OutboxHead, chain: bytes) -> bytes:
-        """The chain of the own stream after the batch: the one in the head, if the batch has something for it."""
-        if not raws:
-            return chain
-        chain = chain_over(chain, raws)
-        mark = head.streams.get(self._store.node_id)
-        if mark is None or mark.chain != chain:
-            raise Refusal(
-                Code.CONFLICT,
-                f"what came from the outbox of {self.source_node_id} is not what its owner signed",
-                field="events",
-            )
-        return chain
 
 
 def _is_epoch(epoch: str, cursor: Cursor | None, kept: Cursor | None) -> bool:

@@ -23,6 +23,7 @@ class EventMaker:
         self.node_id = node_id
         self._clock = clock
         self._ids = ids
+        self._now_ms, self._now_text = -1, ""
 
     def ack(
         self,
@@ -34,7 +35,7 @@ class EventMaker:
         reason: str | None = None,
     ) -> AckEvent:
         """What became of `event` for `agent_id`, told to the gateway that it came from (ACK-1, PIPE-2)."""
-        now = format_ms(self._clock.now_ms())
+        now = self._now()
         return AckEvent(
             event_id=self._ids.make(EventId),
             source_node_id=self.node_id,
@@ -123,6 +124,13 @@ class EventMaker:
             created_at=format_ms(self._clock.now_ms()),
             payload=Signal(signal=name, ref_event_id=None if ref is None else ref.event_id, details=details or {}),
         )
+
+    def _now(self) -> str:
+        # Many answers are made within a millisecond.
+        now_ms = self._clock.now_ms()
+        if now_ms != self._now_ms:
+            self._now_ms, self._now_text = now_ms, format_ms(now_ms)
+        return self._now_text
 
     def new_event_id(self) -> EventId:
         return self._ids.make(EventId)

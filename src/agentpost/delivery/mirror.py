@@ -5,7 +5,7 @@ checked first, so that a reader's complaint means that the mirror is at fault, a
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -128,8 +128,21 @@ class MirrorKeeper:
         self.kept(checked)
         return Verdict.TAKEN
 
-    def check(self, frame: Events, head: OutboxHead, at: Cursor | None, *, is_start: bool = False) -> "Checked":
-        """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so."""
+    def check(
+        self,
+        frame: Events,
+        head: OutboxHead,
+        at: Cursor | None,
+        *,
+        is_start: bool = False,
+        known: Mapping[str, bytes] | None = None,
+    ) -> "Checked":
+        """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so.
+
+        `known` are chains of readers' streams before it that the caller knows: they are held against the head.
+        """
+        if known is not None:
+            self._marks |= known
         outlines = [_read_outline(raw) for raw in frame.events]
         before_chain = (frame.before_chain if is_start else None) or (at.last_chain if at else CHAIN_START)
         events = self._chained(frame, outlines, before_chain)

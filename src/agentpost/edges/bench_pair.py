@@ -9,6 +9,7 @@ from typing import Final
 from agentpost.bench.roundtrip import RECEIVER, RECEIVER_NODE, SENDER, SENDER_NODE, receiver_process
 from agentpost.config import Settings
 from agentpost.delivery.engine import Engine
+from agentpost.edges.garbage import spare_what_stays
 from agentpost.edges.http.server import serve
 from agentpost.edges.runtimes import make_runtime
 from agentpost.gateway import Gateway
@@ -39,6 +40,8 @@ async def bench_pair(folder: Path) -> AsyncGenerator[Engine]:
         async with receiver_process(folder / "receiver", url=ready.result(), token=invite.token):
             await gateway.engine.agents.add(SENDER, "pull")
             await _wait_for_receiver(gateway)
+            # As `agentpost up` does.
+            spare_what_stays()
             yield gateway.engine
     finally:
         gateway.request_stop()

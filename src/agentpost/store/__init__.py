@@ -7,6 +7,7 @@ sqlite        the store on a disk: joins the parts below
   database            one connection, and SQLite's errors in our words; the only module that touches APSW
   writer              the one thread that writes, with group commit
   transaction         the ends of the outbox and the inbox, rows gathered for bulk writing
+  tail                the end of the outbox in memory
   outbox, streams     the outbox as a whole, and what each of its readers gets of it
   inbox, deliveries   what was taken for whom; what became of what was sent
   mirrors             the outboxes of other nodes, kept for their readers

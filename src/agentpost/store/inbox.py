@@ -93,8 +93,8 @@ def _take(
     event_ids = [inbound.event.event_id for inbound in wanted]
     in_inbox: dict[str, int] = dict(tx.database.rows_for(SQL.known_inbox_events, event_ids))
     in_ledger = {(row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids)}
-    inbox_rows: list[Row] = []
-    ledger_rows: list[Row] = []
+    inbox_rows: list[bytes] = []
+    ledger_rows: dict[str, list[str]] = {}
     new: dict[tuple[EventId, str], int] = {}
     repeated: list[tuple[EventId, str]] = []
     acks: list[Event] = []
@@ -107,24 +107,17 @@ def _take(
             if event_id not in in_inbox:
                 tx.inbox_seq += 1
                 in_inbox[event_id] = tx.inbox_seq
-                inbox_rows.append(
-                    (
-                        tx.inbox_seq,
-                        event_id,
-                        batch.source_node_id,
-                        batch.source_epoch,
-                        inbound.event.seq,
-                        batch.at_ms,
-                        inbound.raw,
-                        inbound.event.corr_id,
-                    )
-                )
+                head = f"{event_id}{tx.inbox_seq:020d}{inbound.event.seq:020d}{inbound.event.corr_id:31}"
+                inbox_rows.append(head.encode() + inbound.raw)
             in_ledger.add((event_id, agent_id))
-            ledger_rows.append((event_id, agent_id, in_inbox[event_id], batch.at_ms))
+            ledger_rows.setdefault(agent_id, []).append(f"{event_id}{in_inbox[event_id]:020d}")
             new[event_id, agent_id] = in_inbox[event_id]
             acks.append(ack)
-    tx.database.run_many(SQL.take_event, inbox_rows)
-    tx.database.run_many(SQL.open_ledger_entry, ledger_rows)
+    if inbox_rows:
+        common = (batch.source_node_id, batch.source_epoch, batch.at_ms)
+        tx.database.run_packed(SQL.take_events, common, inbox_rows)
+    for agent_id, rows in ledger_rows.items():
+        tx.database.run_packed(SQL.open_ledger_entries, (agent_id, batch.at_ms), rows)
     return new, repeated, acks
 
 

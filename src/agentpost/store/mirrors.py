@@ -46,8 +46,10 @@ def keep_mirror(tx: Transaction, batch: MirrorBatch) -> None:
     if not events:
         return
     database = tx.database
-    database.run_many(SQL.keep_mirror_event, [(source, event.seq, event.chain, event.raw) for event in events])
-    database.run_many(SQL.extend_mirror_streams, _stream_rows(database, source, events))
+    kept = [event.chain + b"%020d" % event.seq + event.raw for event in events]
+    database.run_packed(SQL.keep_mirror_events, (source,), kept)
+    if rows := _stream_rows(database, source, events):
+        database.run_packed(SQL.extend_mirror_streams, (source,), rows)
     database.run(SQL.keep_mirror_head, (source, batch.through_seq, batch.head, batch.signature, batch.at_ms))
     floor_seq, floor_chain = batch.after_seq, batch.before_chain
     if at is not None and at.last_seq:
@@ -58,14 +60,15 @@ def keep_mirror(tx: Transaction, batch: MirrorBatch) -> None:
     )
 
 
-def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent]) -> list[Row]:
+def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent]) -> list[bytes]:
+    """The places of the events in the streams of their readers, each row in one piece."""
     chains: dict[str, bytes] = {}
-    rows: list[Row] = []
+    rows: list[bytes] = []
     for event in events:
         for node_id in dict.fromkeys(event.to_nodes):
             chain = chain_after(chains.get(node_id) or _stream_chain(database, source, node_id), event.raw)
             chains[node_id] = chain
-            rows.append((source, node_id, event.seq, chain))
+            rows.append(chain + b"%020d" % event.seq + node_id.encode())
     return rows
 
 

@@ -37,6 +37,7 @@ class Transaction:
         self.inbox_seq: int = database.value(SQL.inbox_latest_seq) or gateway[4]
         self._packed: list[bytes] = []
         self._events: list[StoredEvent] = []
+        self._grown = Grown(events=[], streams=[])
         self._streams = GrowingStreams(database)
         # What new deliveries have in common, and what each has alone, in one piece.
         self._deliveries: dict[tuple[object, ...], list[str]] = {}
@@ -96,11 +97,13 @@ class Transaction:
         self.flush()
         self.database.commit()
         self._durable = (self.seq, self._chain, self.inbox_seq)
+        self._grown.events.extend(self._events)
+        self._grown.streams.extend(self._streams.take_written())
+        self._events = []
 
     def take_grown(self) -> Grown:
-        """What the transactions since the last call appended."""
-        grown = Grown(events=self._events, streams=self._streams.take_written())
-        self._events = []
+        """What was committed since the last call."""
+        grown, self._grown = self._grown, Grown(events=[], streams=[])
         return grown
 
     def rollback(self) -> None:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from agentpost.config import Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.edges.garbage import spare_what_stays
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
@@ -127,6 +128,7 @@ def up(
     quiet_libraries()
 
     def on_ready(url: str) -> None:
+        spare_what_stays()
         if output is Format.JSON:
             print_json({"node": settings.node_id, "url": url, "home": str(settings.home)})
         else:

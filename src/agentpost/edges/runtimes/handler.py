@@ -40,12 +40,14 @@ class HandlerRuntime:
         self.is_idempotent = is_idempotent
 
     async def engage(self, engagement: Engagement) -> Result:
-        limit = asyncio.timeout(self._timeout_seconds)
+        limit = None if self._timeout_seconds is None else asyncio.timeout(self._timeout_seconds)
         try:
+            if limit is None:
+                return _as_result(await self._handler(engagement))
             async with limit:
                 return _as_result(await self._handler(engagement))
         except Exception as error:  # noqa: BLE001 - whatever somebody's function raises is an attempt that failed
-            if isinstance(error, TimeoutError) and limit.expired():
+            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
                 return answers.retry(f"it took longer than {self._timeout_seconds:g} s")
             return answers.retry(f"{type(error).__name__}: {error}")
 

@@ -4,9 +4,13 @@ SELECT inbox_floor_seq FROM gateway
 -- name: inbox_latest_seq
 SELECT max(seq) FROM inbox
 
--- name: take_event
+-- name: take_events
+-- Each value is one row in one piece: 30 bytes of event id, 20 of seq, 20 of the source's seq, 31 of corrId, the body.
 INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+SELECT CAST(CAST(substr(value, 31, 20) AS TEXT) AS INTEGER), CAST(substr(value, 1, 30) AS TEXT), ?1, ?2,
+  CAST(CAST(substr(value, 51, 20) AS TEXT) AS INTEGER), ?3, substr(value, 102),
+  rtrim(CAST(substr(value, 71, 31) AS TEXT))
+FROM carray(?4)
 
 -- name: inbox_bodies
 SELECT event_id, body FROM inbox WHERE event_id IN carray(?)
@@ -17,8 +21,10 @@ SELECT event_id, seq FROM inbox WHERE event_id IN carray(?)
 -- name: known_ledger_entries
 SELECT event_id, to_agent_id, inbox_seq FROM ledger WHERE event_id IN carray(?)
 
--- name: open_ledger_entry
-INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms) VALUES (?, ?, ?, 'queued', ?)
+-- name: open_ledger_entries
+-- Each value is 30 characters of event id, and the place in the inbox.
+INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms)
+SELECT substr(value, 1, 30), ?1, CAST(substr(value, 31) AS INTEGER), 'queued', ?2 FROM carray(?3)
 
 -- name: ledger_entry
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,

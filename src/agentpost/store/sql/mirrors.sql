@@ -11,14 +11,20 @@ ON CONFLICT (source_node_id) DO UPDATE
 SET epoch = excluded.epoch, last_seq = excluded.last_seq, last_chain = excluded.last_chain,
   floor_seq = excluded.floor_seq, floor_chain = excluded.floor_chain, updated_at_ms = excluded.updated_at_ms
 
--- name: keep_mirror_event
-INSERT INTO mirror_events (source_node_id, seq, chain, body) VALUES (?, ?, ?, ?)
+-- name: keep_mirror_events
+-- Each value is one row in one piece: 32 bytes of chain, 20 digits of seq, and the body.
+INSERT INTO mirror_events (source_node_id, seq, chain, body)
+SELECT ?1, CAST(CAST(substr(value, 33, 20) AS TEXT) AS INTEGER), substr(value, 1, 32), substr(value, 53)
+FROM carray(?2)
 
 -- name: keep_mirror_head
 INSERT INTO mirror_heads (source_node_id, seq, head, signature, at_ms) VALUES (?, ?, ?, ?, ?)
 
 -- name: extend_mirror_streams
-INSERT INTO mirror_streams (source_node_id, consumer_node_id, seq, chain) VALUES (?, ?, ?, ?)
+-- Each value is one row in one piece: 32 bytes of chain, 20 digits of seq, and the reader.
+INSERT INTO mirror_streams (source_node_id, consumer_node_id, seq, chain)
+SELECT ?1, CAST(substr(value, 53) AS TEXT), CAST(CAST(substr(value, 33, 20) AS TEXT) AS INTEGER), substr(value, 1, 32)
+FROM carray(?2)
 
 -- name: mirror_stream_end
 SELECT seq, chain FROM mirror_streams WHERE source_node_id = ? AND consumer_node_id = ? ORDER BY seq DESC LIMIT 1
