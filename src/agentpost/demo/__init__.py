@@ -4,6 +4,7 @@ story     what is shown, step by step
 victim    the process that is killed
 mail      two gateways' stores exchange a message, by hand
 mesh      three gateway processes join by invites and share the room
+pipeline  Spark over all that they said, and its report
 """
 
 from agentpost.demo.story import DemoResult, run_demo

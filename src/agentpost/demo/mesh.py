@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
 from agentpost.demo.mail import MailShown, show_mail
+from agentpost.demo.pipeline import export_mesh
 
 __all__ = ["MeshShown", "show_mesh"]
 
@@ -27,8 +28,11 @@ class MeshShown(Struct, frozen=True, kw_only=True):
     mail: MailShown
 
 
-def show_mesh(root: Path, console: Console) -> MeshShown:
-    """Start three gateways below `root`, let two join the first, send mail, revoke one, stop all."""
+def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
+    """Start three gateways below `root`, let two join the first, send mail, revoke one, stop all.
+
+    What they said is exported to `lake`, if there is one.
+    """
     homes = {node: root / node for node in _NODES}
     with _gateways(homes):
         url = agentpost("status", home=homes[_SEED])["url"]
@@ -43,6 +47,8 @@ def show_mesh(root: Path, console: Console) -> MeshShown:
         for node, status in nodes.items():
             console.print(f"  [bold]{node:<9}[/bold] {_NODES.get(node, ''):<9} {escape(status)}", highlight=False)
         mail = show_mail(homes[_LAPTOP], homes[_OUTCAST], console, numbers=(4, 5))
+        if lake is not None:
+            export_mesh(homes[_SEED], lake)
         console.print(f"\n[bold]6. {_OUTCAST} is thrown out[/bold]")
         agentpost("revoke", _OUTCAST, home=homes[_SEED])
         outcast = once(lambda: agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"])

@@ -1,4 +1,4 @@
-"""What the demo shows: a crash that loses nothing, a mesh, and mail that says what became of it."""
+"""What the demo shows: a crash that loses nothing, a mesh, mail that says what became of it, and the pipeline."""
 
 import asyncio
 import os
@@ -15,12 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentpost.demo.mesh import show_mesh
+from agentpost.demo.pipeline import PipelineShown, has_pipeline, show_pipeline
 from agentpost.store.integrity import check_home
 
 __all__ = ["DemoResult", "run_demo"]
 
 _ENOUGH_ACKNOWLEDGED: Final = 500
 _NODE: Final = "vps-jane"
+# Outlives the demo, so that somebody can look at it.
+_REPORT: Final = "agentpost-demo-report.html"
 
 
 class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -33,6 +36,7 @@ class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
     states: list[str]
     answers: list[str]
     nodes: dict[str, str]
+    pipeline: PipelineShown | None
     kept: bool
 
 
@@ -59,7 +63,15 @@ async def _story(root: Path, console: Console) -> DemoResult:
     console.print(f"  Hash chain over all of them: {'whole' if not report.problems else report.problems[0]}.")
 
     _head(console, 3, "Three gateways on this machine join by invites")
-    mesh = await asyncio.to_thread(show_mesh, root / "mesh", console)
+    lake = root / "lake" if has_pipeline() else None
+    mesh = await asyncio.to_thread(show_mesh, root / "mesh", lake, console)
+
+    _head(console, 7, "The pipeline on Spark reads all that was said, and finds out what became of it")
+    tables: PipelineShown | None = None
+    if lake is None:
+        console.print("  left out: Spark is not installed (pip install 'agentpost[pipeline]').")
+    else:
+        tables = await asyncio.to_thread(show_pipeline, lake, Path(tempfile.gettempdir()) / _REPORT, console)
 
     kept = (
         missing == 0
@@ -67,6 +79,7 @@ async def _story(root: Path, console: Console) -> DemoResult:
         and mesh.is_out
         and not report.problems
         and mesh.mail.states == ["Replied", "Replied"]
+        and (tables is None or not tables.broken)
     )
     console.print()
     if kept:
@@ -81,6 +94,7 @@ async def _story(root: Path, console: Console) -> DemoResult:
         states=mesh.mail.states,
         answers=mesh.mail.answers,
         nodes=mesh.nodes,
+        pipeline=tables,
         kept=kept,
     )
 
