@@ -75,7 +75,11 @@ def write_fleet(
     """Write the whole lake and its `truth.json`. The directory must be new or empty."""
     if lake.exists() and (not lake.is_dir() or any(lake.iterdir())):
         raise Refusal(Code.CONFLICT, f"{lake} is there already, and not empty", field="lake", hint="Name a new one.")
-    lake.mkdir(parents=True, exist_ok=True)
+    try:
+        lake.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{lake} cannot be made: {error.strerror}"
+        raise Refusal(Code.INVALID_FIELD, problem, field="lake", hint="Name a place that you may write.") from None
     workers = min(workers or os.cpu_count() or 1, plan.nodes)
     if workers == 1:
         shares = [_write_share(plan, lake, 0, 1)]

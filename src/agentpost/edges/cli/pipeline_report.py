@@ -9,6 +9,7 @@ from agentpost.config import home_of
 from agentpost.edges.cli.output import Format, FormatOption, print_json, stdout
 from agentpost.edges.cli.pipeline_options import LakeOption, NowOption, WarehouseOption, now_us_of, places
 from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
 
 if TYPE_CHECKING:
     from agentpost.pipeline.feedback import Told
@@ -50,7 +51,11 @@ def report(
         events=version.events,
     )
     if html is not None:
-        html.write_text(page(found))
+        try:
+            html.write_text(page(found))
+        except OSError as error:
+            problem = f"{html} cannot be written: {error.strerror}"
+            raise Refusal(Code.INVALID_FIELD, problem, field="html", hint="Name another file.") from None
     if output is Format.JSON:
         print_json(found)
     elif html is None:

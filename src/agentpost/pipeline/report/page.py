@@ -129,6 +129,7 @@ def _latency_card(kind: str, hours: Sequence[int], report: Report) -> str:
     all_of_it = report.latency[kind]
     figures = zip(("delivered", "p50", "p95", "p99"), _percentiles(all_of_it), strict=True)
     said = ", ".join(f"{figure} {name}" if name == "delivered" else f"{name} {figure}" for name, figure in figures)
+    said = said.replace(" ", "&nbsp;").replace(",&nbsp;", ", ")
     mark = (5_000_000.0, "5 s") if kind == "message" else None
     chart = lines(f"Latency of {kind}", hours, series, text=span_text, is_time=True, mark=mark)
     rows = [(hour_text(each.hour), *_percentiles(each)) for _, each in sorted(by_hour.items())]
