@@ -8,7 +8,7 @@ import pytest
 from agentpost.protocol.envelope import Event
 from agentpost.testing import START_MS, a_message, an_ack
 from tests.lake.building import an_exporter
-from tests.store.building import EPOCH, NODE, PEER, open_sqlite
+from tests.store.building import EPOCH, NODE, PEER, PEER_EPOCH, open_sqlite
 from tests.store.test_mirrors import keep
 
 if TYPE_CHECKING:
@@ -75,6 +75,26 @@ async def test_filters_choose_the_segments(tmp_path: Path) -> None:
     assert chosen(EqualTo(("node",), PEER)) == (1, [])
     kept = [IsNotNull(("kind",)), StringStartsWith(("kind",), "a")]
     assert chosen(*kept) == (7, kept)
+
+
+async def test_a_stream_goes_on_from_its_offset(tmp_path: Path) -> None:
+    """Between two offsets lie exactly the events that were sealed between them."""
+    from agentpost.pipeline.source import AgentpostSource
+
+    lake = await write_lake(tmp_path)
+    source = AgentpostSource({"path": str(lake), "body": "false"})
+    stream = source.streamReader(source.schema())
+
+    def seqs(start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int]]:
+        batches = [batch for part in stream.partitions(start, end) for batch in stream.read(part)]
+        return sorted((row["node"], row["seq"]) for batch in batches for row in batch.to_pylist())
+
+    before = stream.latestOffset({}, None)
+    assert before == {f"{NODE}/{EPOCH}": 60, f"{PEER}/{PEER_EPOCH}": 5}
+    assert len(seqs(stream.initialOffset(), before)) == 65
+    # An offset may lie within a segment, if another was sealed in its place.
+    assert seqs({f"{NODE}/{EPOCH}": 13}, {f"{NODE}/{EPOCH}": 25}) == [(NODE, seq) for seq in range(14, 26)]
+    assert seqs(before, before) == []
 
 
 async def test_a_stream_reads_what_is_sealed_once(spark: "SparkSession", tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class Story:
             "to_nodes": [],
             "required_capabilities": [],
             "event_hour": START_US // HOUR,
+            "ref_event_id": None,
             "node": node,
             "epoch": epoch,
             **values,
