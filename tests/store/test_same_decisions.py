@@ -273,7 +273,7 @@ class TwoStores(RuleBasedStateMachine):
         position = self._memory.mirror_position("node-d")
         after += position.last_seq if position else 0
         events = [
-            MirrorEvent(seq=seq, chain=b"chain %d" % seq, raw=b"event %d" % seq, to_nodes=tuple(nodes))
+            MirrorEvent(seq=seq, chain=b"chain %026d" % seq, raw=b"event %d" % seq, to_nodes=tuple(nodes))
             for seq in range(after + 1, after + count + 1)
         ]
         batch = MirrorBatch(

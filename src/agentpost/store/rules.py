@@ -17,6 +17,7 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.values import (
+    CHAIN_START,
     PIPELINE_WATERMARK,
     Acceptance,
     Blob,
@@ -266,6 +267,8 @@ def check_mirror_batch(batch: MirrorBatch, position: MirrorPosition | None) -> N
             f"{position.last_seq} only",
             field="afterSeq",
         )
+    if any(len(event.chain) != len(CHAIN_START) for event in batch.events):
+        raise Refusal(Code.INVALID_FIELD, f"a chain has {len(CHAIN_START)} bytes", field="chain")
     # A mirror keeps every event, so there is one for every seq.
     if batch.after_seq < 0 or [event.seq for event in batch.events] != list(
         range(batch.after_seq + 1, batch.through_seq + 1)
