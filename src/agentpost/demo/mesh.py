@@ -34,7 +34,7 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
     What they said is exported to `lake`, if there is one.
     """
     homes = {node: root / node for node in _NODES}
-    with _gateways(homes):
+    with _gateways(homes, lake):
         url = agentpost("status", home=homes[_SEED])["url"]
         for node in _NODES:
             if node != _SEED:
@@ -48,7 +48,7 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
             console.print(f"  [bold]{node:<9}[/bold] {_NODES.get(node, ''):<9} {escape(status)}", highlight=False)
         mail = show_mail(homes[_LAPTOP], homes[_OUTCAST], console, numbers=(4, 5))
         if lake is not None:
-            export_mesh(homes[_SEED], lake)
+            export_mesh(homes[_SEED])
         console.print(f"\n[bold]6. {_OUTCAST} is thrown out[/bold]")
         agentpost("revoke", _OUTCAST, home=homes[_SEED])
         outcast = once(lambda: agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"])
@@ -63,11 +63,14 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
 
 
 @contextmanager
-def _gateways(homes: dict[str, Path]) -> Generator[None]:
+def _gateways(homes: dict[str, Path], lake: Path | None) -> Generator[None]:
     started: list[Path] = []
     try:
         for node, home in homes.items():
-            agentpost("up", "--detach", "--node", node, "--tier", _NODES[node], "--listen", "127.0.0.1:0", home=home)
+            words = ("--node", node, "--tier", _NODES[node], "--listen", "127.0.0.1:0")
+            if lake is not None and node == _SEED:
+                words += ("--lake", str(lake))
+            agentpost("up", "--detach", *words, home=home)
             started.append(home)
         yield
     finally:

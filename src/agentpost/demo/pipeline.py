@@ -27,9 +27,9 @@ def has_pipeline() -> bool:
     return importlib.util.find_spec("pyspark") is not None
 
 
-def export_mesh(seed: Path, lake: Path) -> None:
-    """Seal all outboxes into the lake. The seed has them all: its own, and those it mirrors."""
-    agentpost("lake", "export", "--now", "--lake", str(lake), home=seed)
+def export_mesh(seed: Path) -> None:
+    """Seal all outboxes into the lake of the seed, which has them all: its own, and those it mirrors."""
+    agentpost("lake", "export", "--now", home=seed)
 
 
 def show_pipeline(lake: Path, report: Path, console: Console) -> PipelineShown:
