@@ -61,7 +61,8 @@ class JointReader:
         cursor, kept = self._stream.position(), self._mirror.position()
         last_seq = kept.last_seq if kept else 0
         read_through = cursor.last_seq if cursor else 0
-        if read_through != last_seq or frame.first_chain is not None or not _is_epoch(frame.epoch, cursor, kept):
+        is_start = frame.first_chain is not None or frame.before_chain is not None
+        if read_through != last_seq or is_start or not _is_epoch(frame.epoch, cursor, kept):
             return Verdict.APART
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
