@@ -127,10 +127,14 @@ class LiarLink:
         self.socket.send(frame)
 
     def asked(self, source: str | None = None, *, whole: bool = False) -> Subscribe:
-        """What the victim asked for: the liar's own outbox, or that of `source`."""
-        key = (source or self.liar.node_id, whole)
-        self._read_until(lambda: key in self.wishes, f"the victim to ask for {key}")
-        return self.wishes[key]
+        """What the victim asked for: the liar's own outbox, or that of `source`.
+
+        A victim that mirrors asks a gateway for the whole of its outbox, and finds its own mail in there.
+        """
+        source = source or self.liar.node_id
+        keys = [(source, True)] if whole else [(source, False), (source, True)]
+        self._read_until(lambda: any(key in self.wishes for key in keys), f"the victim to ask for {source}")
+        return next(self.wishes[key] for key in keys if key in self.wishes)
 
     def expect(self, kind: type[AnyFrame]) -> AnyFrame:
         """The next frame of this kind."""

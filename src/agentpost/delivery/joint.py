@@ -6,6 +6,8 @@ whole outbox is signed like a stream is, so nothing can be left out of it either
 a hole, an event that cannot be made out) is left to the two readers, each by itself.
 """
 
+from typing import Final
+
 from agentpost.delivery.frames import Events
 from agentpost.delivery.intake import Batch, Intake
 from agentpost.delivery.mirror import MirrorKeeper
@@ -16,6 +18,15 @@ from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, Cursor
 
 __all__ = ["JointReader"]
+
+
+# What a source did wrong, by the code of the refusal.
+_INCIDENTS: Final = {
+    Code.CONFLICT: "stream_broken",
+    Code.NODE_PROOF_INVALID: "stream_broken",
+    Code.MALFORMED: "stream_broken",
+    Code.FOREIGN_SOURCE: "foreign_source",
+}
 
 
 class JointReader:
@@ -52,8 +63,8 @@ class JointReader:
             try:
                 return await self._take(frame)
             except Refusal as refusal:
-                if refusal.code in (Code.CONFLICT, Code.NODE_PROOF_INVALID, Code.MALFORMED):
-                    await self._intake.report("stream_broken", self.source_node_id, reason=refusal.message)
+                if refusal.code in _INCIDENTS:
+                    await self._intake.report(_INCIDENTS[refusal.code], self.source_node_id, reason=refusal.message)
                 raise
 
     async def _take(self, frame: Events) -> Verdict:

@@ -196,7 +196,7 @@ def _write(database: Database, restored: RestoredHome) -> None:
     database.run_many(SQL.restore_stream_floor, [_place(each) for each in restored.stream_floors])
     database.run_many(SQL.restore_delivery, [_delivery(each) for each in restored.deliveries])
     database.run_many(
-        SQL.take_event,
+        SQL.restore_inbox_event,
         [
             (
                 each.seq,
