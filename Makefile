@@ -8,8 +8,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Tests of whole gateways wait more than they work, so more of them than there are cores run side by side.
 WORKERS ?= 4
-# All tests that need Spark share a session, hence a process: they are a group.
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
+# All tests that need Spark share a session, hence a process.
+PYTEST_SPARK = $(BIN)/pytest tests/pipeline
 # uv is used where it is installed; elsewhere pip fetches it into .tools, which `make clean` removes.
 UV     := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 
@@ -59,9 +60,11 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 
 test: check .tools/yjs/.ready ## everything that must be green, `check` included
 	@$(PYTEST)
+	@$(PYTEST_SPARK)
 
 test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
 	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST)
+	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST_SPARK)
 
 format: $(VENV)/.dev ## let ruff tidy the code
 	@$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process, and one process for all tests that need it."""
+"""One Spark session for all tests of a process. `make test` runs all that need it in one."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,13 +15,6 @@ SETTINGS = {
     "spark.driver.memory": "1g",
 }
 JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1",)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, one worker runs everything that needs the session."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,6 @@ def test_an_archive_is_written_once(own_cache: Path) -> None:
     assert class_archive(java, other).draft is not None
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("kind", ["installed", "brought along"])
 def test_spark_runs_with_a_broken_archive(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
