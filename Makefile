@@ -11,6 +11,8 @@ WORKERS ?= 4
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
 # All tests that need Spark share a session, hence a process.
 PYTEST_SPARK = $(BIN)/pytest tests/pipeline
+# What takes minutes is for test-long.
+QUICK = -m "not long"
 # uv is used where it is installed; elsewhere pip fetches it into .tools, which `make clean` removes.
 UV     := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 
@@ -59,8 +61,8 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/lint-imports --no-logo
 
 test: check .tools/yjs/.ready ## everything that must be green, `check` included
-	@$(PYTEST)
-	@$(PYTEST_SPARK)
+	@$(PYTEST) $(QUICK)
+	@$(PYTEST_SPARK) $(QUICK)
 
 test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
 	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST)

@@ -87,6 +87,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 120) -> None:
 
 
 @pytest.mark.req("OBS-4")
+@pytest.mark.long
 def test_a_cluster_makes_the_same_tables(tmp_path: Path, cluster: str) -> None:
     """On a standalone cluster with two workers every gold table is the same, row for row, as on one machine."""
     from agentpost.pipeline.tables import GOLD

@@ -53,6 +53,7 @@ def test_times_as_people_write_them() -> None:
         assert refused.value.field == "since"
 
 
+@pytest.mark.long
 def test_run_and_ask(tmp_path: Path) -> None:
     """`pipeline run` as a process of its own takes in a lake and tells what it did; what it left is a version."""
     write_keys(tmp_path, "node-a")

@@ -79,6 +79,7 @@ def test_an_archive_is_written_once(own_cache: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["installed", "brought along"])
+@pytest.mark.long
 def test_spark_runs_with_a_broken_archive(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

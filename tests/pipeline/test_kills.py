@@ -59,6 +59,7 @@ def undisturbed(half_way: Path, tmp_path_factory: pytest.TempPathFactory, spark:
 
 @pytest.mark.req("OBS-4")
 @pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.long
 def test_a_killed_run_changes_nothing(
     tmp_path: Path, spark: "SparkSession", half_way: Path, undisturbed: object, number: int
 ) -> None:

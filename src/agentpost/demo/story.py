@@ -40,13 +40,13 @@ class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
     kept: bool
 
 
-def run_demo(console: Console) -> DemoResult:
+def run_demo(console: Console, *, with_pipeline: bool = True) -> DemoResult:
     """Run the story on `console`, in a temporary directory that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="agentpost-demo-") as folder:
-        return uvloop.run(_story(Path(folder), console))
+        return uvloop.run(_story(Path(folder), console, with_pipeline=with_pipeline))
 
 
-async def _story(root: Path, console: Console) -> DemoResult:
+async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoResult:
     home = root / _NODE
     home.mkdir(mode=0o700)
 
@@ -63,13 +63,14 @@ async def _story(root: Path, console: Console) -> DemoResult:
     console.print(f"  Hash chain over all of them: {'whole' if not report.problems else report.problems[0]}.")
 
     _head(console, 3, "Three gateways on this machine join by invites")
-    lake = root / "lake" if has_pipeline() else None
+    lake = root / "lake" if with_pipeline and has_pipeline() else None
     mesh = await asyncio.to_thread(show_mesh, root / "mesh", lake, console)
 
     _head(console, 7, "The pipeline on Spark reads all that was said, and finds out what became of it")
     tables: PipelineShown | None = None
     if lake is None:
-        console.print("  left out: Spark is not installed (pip install 'agentpost[pipeline]').")
+        why = "Spark is not installed (pip install 'agentpost[pipeline]')" if with_pipeline else "nobody asked for it"
+        console.print(f"  left out: {why}.")
     else:
         tables = await asyncio.to_thread(show_pipeline, lake, Path(tempfile.gettempdir()) / _REPORT, console)
 

@@ -68,6 +68,7 @@ def test_exactly_the_injected_faults_are_found(fleet: Fleet) -> None:
 
 
 @pytest.mark.req("OBS-6", "OBS-2")
+@pytest.mark.long
 def test_states_and_latencies_are_those_of_an_independent_computation(fleet: Fleet, spark: "SparkSession") -> None:
     """Plain Python, event by event, comes to the same state of every delivery and to the same percentiles."""
     from agentpost.pipeline.frames import table_frame
