@@ -278,6 +278,7 @@ def test_a_gateway_that_lost_its_disk_comes_back(machines: tuple[Machine, Machin
     assert "stream_broken" not in kinds
 
 
+@pytest.mark.long
 @pytest.mark.req("OBS-11", "RTY-3")
 def test_a_disk_lost_in_the_middle_of_work(machines: tuple[Machine, Machine, Machine]) -> None:
     """Killed while it worked: nothing is processed twice, and what is in doubt is shown, not lost."""

@@ -14,14 +14,12 @@ from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_
 IN_LONG = pytest.mark.skipif("AGENTPOST_TEST_ROUNDS" not in os.environ, reason="`make test-long` runs it")
 POINTS = [
     ("sender", "commit:append:after"),
-    ("seed", "commit:keep_mirror:after"),
     ("receiver", "commit:accept:after"),
     ("receiver", "commit:settle:before"),
     pytest.param("sender", "commit:append:before", marks=IN_LONG),
     pytest.param("sender", "send:events:before", marks=IN_LONG),
     pytest.param("sender", "send:events:after", marks=IN_LONG),
     pytest.param("sender", "commit:accept:before", marks=IN_LONG),
-    pytest.param("seed", "commit:keep_mirror:before", marks=IN_LONG),
     pytest.param("seed", "send:events:before", marks=IN_LONG),
     pytest.param("seed", "send:events:after", marks=IN_LONG),
     pytest.param("receiver", "commit:accept:before", marks=IN_LONG),
@@ -43,6 +41,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield machines
 
 
+@pytest.mark.long
 @pytest.mark.req("CUR-2", "RTY-3", "PIPE-3")
 @pytest.mark.parametrize(("who", "point"), POINTS)
 def test_a_process_that_dies_at_a_named_point_loses_and_doubles_nothing(
