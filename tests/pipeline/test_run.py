@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DAY_MS = 24 * HOUR_MS
 
+pytestmark = pytest.mark.long
+
 
 def run(spark: "SparkSession", lake: Path, **options: object) -> "RunResult":
     from agentpost.pipeline.run import RunOptions, run_batch

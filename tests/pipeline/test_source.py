@@ -31,6 +31,9 @@ async def write_lake(folder: Path) -> Path:
     return folder / "lake"
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.mark.req("OBS-4")
 async def test_all_events_are_read_and_filters_are_exact(spark: "SparkSession", tmp_path: Path) -> None:
     """Every event is there once, and a filter gives the same rows whether it is pushed down or not."""
