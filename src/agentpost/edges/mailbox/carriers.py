@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, cast
 from urllib.parse import quote
@@ -23,7 +24,7 @@ __all__ = ["HttpCarrier", "UnixCarrier", "WebSocketCarrier"]
 _TIMEOUT_SECONDS: Final = 90.0
 
 
-class _RpcCarrier:
+class _RpcCarrier(ABC):
     """JSON-RPC over whatever sends and receives whole messages. Calls may overlap."""
 
     def __init__(self) -> None:
@@ -35,12 +36,12 @@ class _RpcCarrier:
     def _listen(self) -> None:
         self._tasks.spawn(self._read(), name="answers")
 
-    async def _send(self, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _send(self, data: bytes) -> None: ...
 
+    @abstractmethod
     async def _receive(self) -> bytes | None:
         """The next message; None once there will be none."""
-        raise NotImplementedError
 
     async def call(self, method: str, parameters: Mapping[str, Any]) -> Any:
         number = next(self._numbers)

@@ -18,6 +18,3 @@ SET epoch = excluded.epoch, last_seq = excluded.last_seq, updated_at_ms = exclud
 
 -- name: subscribers
 SELECT consumer_node_id, epoch, last_seq, updated_at_ms, lease_expires_at_ms FROM subscribers ORDER BY consumer_node_id
-
--- name: slowest_active_subscriber
-SELECT min(last_seq) FROM subscribers WHERE lease_expires_at_ms > ? AND epoch = ?
