@@ -42,7 +42,7 @@ from agentpost.pipeline.tables import GOLD, SILVER, GoldInputs, GoldTable, Param
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours
 from agentpost.pipeline.writing import TableWriter, side_by_side
 
-__all__ = ["LOCK", "PHASES", "Catalog", "RunOptions", "RunResult", "run_batch"]
+__all__ = ["LOCK", "PHASES", "SMALL_EVENTS", "Catalog", "RunOptions", "RunResult", "is_brief", "run_batch"]
 
 # When a run may be cut off, in order; tests do it at each.
 PHASES: Final = ("begun", "taken_in", "silver", "hour_gold", "fleet_gold", "version", "pointer", "pruned")
@@ -50,7 +50,9 @@ PHASES: Final = ("begun", "taken_in", "silver", "hour_gold", "fleet_gold", "vers
 CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
 # From so many files on that hold the silver of an hour, they are merged.
 _MOST_DELTAS: Final = 6
-_SMALL_EVENTS: Final = 300_000
+SMALL_EVENTS: Final = 300_000
+# What a sealed event takes in its segment, about.
+_EVENT_BYTES: Final = 200
 _SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
 LOCK: Final = "LOCK"
 _LOCAL_TABLES: Final = {
@@ -105,6 +107,14 @@ def run_batch(
         return _Batch(spark, lake, warehouse, options, catalog or Catalog(), at_phase).run()
 
 
+def is_brief(lake: Files, warehouse: Warehouse, *, full: bool) -> bool:
+    """Whether there is so little to take in that a session for it should not be made for speed."""
+    version = None if full else warehouse.current()
+    known = set(warehouse.read(version, "segments", SEGMENTS, columns=["path"])["path"].to_pylist())
+    waiting = sum(item.size for item in lake.listing("outbox") if item.name not in known)
+    return waiting < SMALL_EVENTS * _EVENT_BYTES
+
+
 class _Batch:
     """A run under way: what it has so far."""
 
@@ -137,7 +147,7 @@ class _Batch:
         with self._timed("intake"):
             new, intake = self._take_in()
         self._at_phase("taken_in")
-        small = intake.events < _SMALL_EVENTS
+        small = intake.events < SMALL_EVENTS
         with _plans_for(self._spark, small=small):
             with self._timed("silver"):
                 touched = self._build_silver(intake, small=small)

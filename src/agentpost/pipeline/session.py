@@ -48,7 +48,12 @@ _SETTINGS: Final = {
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",
     "spark.cleaner.referenceTracking.cleanCheckpoints": "false",
+    # Where in our code a column was made: three more calls into the JVM for each, to say it in an error.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
+# Little data: to write code for a query, and to compile it well, takes longer than to walk the plan as it is.
+_BRIEF_SETTINGS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_BRIEF_JAVA: Final = ("-XX:TieredStopAtLevel=1",)
 # Spark keeps what it knows of its jobs for its web pages, which nobody looks at here.
 _FORGETFUL: Final = {
     "spark.ui.retainedJobs": "50",
@@ -74,10 +79,12 @@ def open_session(
     settings: Mapping[str, str] | None = None,
     java_options: tuple[str, ...] = (),
     train: bool = True,
+    brief: bool = False,
 ) -> "SparkSession":
     """A session that is ready for work. One a process; end it with `stop_session`.
 
-    `train`: write the class archive when it ends, if there is none yet.
+    `train`: write the class archive when it ends, if there is none yet. `brief`: what it will do is over before code
+    that was compiled for it would pay.
     """
     require_spark()
     import pyspark
@@ -91,10 +98,14 @@ def open_session(
     options = (
         "-Xss16m",
         "-XX:+UseParallelGC",
+        # Room for the classes of Spark, and for what is made while it starts: else each step is a collection.
+        "-XX:MetaspaceSize=256m",
+        "-Xms768m",
         # Spark writes one method for a whole stage; unless told so, the JVM leaves large ones uncompiled.
         "-XX:-DontCompileHugeMethods",
         "-Xlog:disable",
         f"-Dlog4j2.configurationFile=file:{log_settings}",
+        *(_BRIEF_JAVA if brief else ()),
         *java_options,
         *(archive.options if train or archive.draft is None else ()),
     )
@@ -103,6 +114,7 @@ def open_session(
     chosen = {
         **_SETTINGS,
         **_FORGETFUL,
+        **(_BRIEF_SETTINGS if brief else {}),
         "spark.driver.memory": f"{_HEAP_MB}m",
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
@@ -156,9 +168,11 @@ def stop_session(spark: "SparkSession") -> None:
 
 
 @contextlib.contextmanager
-def spark_session(*, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Generator["SparkSession"]:
+def spark_session(
+    *, master: str = LOCAL, settings: Mapping[str, str] | None = None, brief: bool = False
+) -> Generator["SparkSession"]:
     """A session for as long as the block runs."""
-    spark = open_session(master=master, settings=settings)
+    spark = open_session(master=master, settings=settings, brief=brief)
     try:
         yield spark
     finally:

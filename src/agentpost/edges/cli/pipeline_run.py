@@ -72,11 +72,12 @@ def run(
     if not files.exists("manifests"):
         raise _no_lake(lake)
     from agentpost.pipeline.progress import phase_bars
-    from agentpost.pipeline.run import RunOptions, run_batch
+    from agentpost.pipeline.run import RunOptions, is_brief, run_batch
     from agentpost.pipeline.session import spark_session
 
     start = time.perf_counter()
-    with stderr.status("starting Spark") as status, spark_session(master=master) as spark:
+    brief = is_brief(files, tables, full=full)
+    with stderr.status("starting Spark") as status, spark_session(master=master, brief=brief) as spark:
         status.stop()
         with phase_bars(spark, stderr) as bars:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
@@ -189,11 +190,13 @@ def sql(
     files, tables = places(lake, warehouse)
     version = tables.require()
     from agentpost.pipeline.params import Params
+    from agentpost.pipeline.run import SMALL_EVENTS
     from agentpost.pipeline.session import spark_session
     from agentpost.pipeline.sql import query as ask
     from agentpost.pipeline.sql import register_tables
 
-    with stderr.status("starting Spark"), spark_session(master=master) as spark:
+    brief = version.events < SMALL_EVENTS
+    with stderr.status("starting Spark"), spark_session(master=master, brief=brief) as spark:
         register_tables(spark, files, tables, version, Params(now_us=now_us_of(now)))
         found = ask(spark, query, limit=limit)
     if csv:
