@@ -229,8 +229,9 @@ class Gateway:
         if self.phase is Phase.READY:
             self.phase = Phase.DRAINING
         if self._engine is not None:
-            # Who waits for mail would hold up the doors.
+            # Who waits for mail, or for the end of some, would hold up the doors.
             self._engine.pull.release()
+            self._engine.outcomes.release()
         self.stopping.set()
 
     async def stop(self) -> None:

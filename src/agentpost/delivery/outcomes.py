@@ -42,6 +42,7 @@ class Outcomes:
         self._publisher = publisher
         self._expected: dict[EventId, _Expected] = {}
         self._waiting: dict[EventId, list[asyncio.Future[None]]] = {}
+        self._is_released = False
         wakeups.listen(moved=self._moved)
 
     async def send(self, request: SendRequest) -> tuple[Receipt, dict[str, Change]]:
@@ -64,7 +65,7 @@ class Outcomes:
                 del self._expected[event_id]
 
     async def ended(self, event_id: EventId) -> list[Delivery]:
-        """The deliveries of an event of this gateway, once all of them have ended."""
+        """The deliveries of an event of this gateway, once all of them have ended, or the gateway stops."""
         while True:
             # Before the look at the store, so that nothing can happen in between.
             moved = asyncio.get_running_loop().create_future()
@@ -74,11 +75,17 @@ class Outcomes:
                 found = self._store.deliveries_of(event_id)
                 if not found:
                     raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} was not sent from here", field="eventId")
-                if all(delivery.state in DELIVERY.terminal for delivery in found):
+                if self._is_released or all(delivery.state in DELIVERY.terminal for delivery in found):
                     return found
                 await moved
             finally:
                 self._forget(event_id, moved)
+
+    def release(self) -> None:
+        """Let everybody go who waits for the end of an event: the gateway stops."""
+        self._is_released = True
+        for event_id in tuple(self._waiting):
+            self._wake(event_id)
 
     def _forget(self, event_id: EventId, moved: "asyncio.Future[None]") -> None:
         waiting = self._waiting.get(event_id)
@@ -95,6 +102,9 @@ class Outcomes:
                 continue
             if (expected := self._expected.get(change.event_id)) is not None:
                 expected.heard(change)
-            for moved in self._waiting.pop(change.event_id, ()):
-                if not moved.done():
-                    moved.set_result(None)
+            self._wake(change.event_id)
+
+    def _wake(self, event_id: EventId) -> None:
+        for moved in self._waiting.pop(event_id, ()):
+            if not moved.done():
+                moved.set_result(None)

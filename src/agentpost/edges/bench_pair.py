@@ -10,13 +10,9 @@ from agentpost.bench.roundtrip import RECEIVER, RECEIVER_NODE, SENDER, SENDER_NO
 from agentpost.config import Settings
 from agentpost.delivery.engine import Engine
 from agentpost.edges.garbage import spare_what_stays
-from agentpost.edges.http.server import serve
-from agentpost.edges.runtimes import make_runtime
+from agentpost.edges.sdk.embedded import gateway_in_process
 from agentpost.gateway import Gateway
-from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
-from agentpost.tasks import TaskOwner
-from agentpost.world import SystemChance, SystemClock
 
 __all__ = ["bench_pair"]
 
@@ -27,25 +23,15 @@ _START_SECONDS: Final = 30.0
 async def bench_pair(folder: Path) -> AsyncGenerator[Engine]:
     """The engine of the sender, once it can reach the receiver's agent."""
     settings = Settings(home=folder / "sender", node_id=SENDER_NODE, tier=NodeTier.BACKBONE, listen_port=0)
-    gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime)
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    tasks = TaskOwner("bench")
-    running = tasks.spawn(serve(gateway, on_ready=ready.set_result), name="sender")
-    try:
+    async with gateway_in_process(settings) as gateway:
         async with asyncio.timeout(_START_SECONDS):
-            await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                raise Refusal(Code.UNAVAILABLE, "the sender's gateway did not start")
             invite = await gateway.joining.invite(tier=NodeTier.EDGE, expected_node_id=RECEIVER_NODE, ttl_seconds=120)
-        async with receiver_process(folder / "receiver", url=ready.result(), token=invite.token):
+        async with receiver_process(folder / "receiver", url=gateway.url, token=invite.token):
             await gateway.engine.agents.add(SENDER, "pull")
             await _wait_for_receiver(gateway)
             # As `agentpost up` does.
             spare_what_stays()
             yield gateway.engine
-    finally:
-        gateway.request_stop()
-        await asyncio.wait({running})
 
 
 async def _wait_for_receiver(gateway: Gateway) -> None:

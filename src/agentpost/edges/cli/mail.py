@@ -16,7 +16,8 @@ from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["register"]
 
-_POLL_SECONDS: Final = 0.2
+# Shorter than the client's patience with the gateway.
+_LOOK_SECONDS: Final = 5.0
 
 AgentOption = Annotated[
     str | None, typer.Option("--agent", "-a", help="The agent; the only one here without it.", show_default=False)
@@ -289,11 +290,11 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
     deadline = time.monotonic() + patience
     path = f"/ansible/messages/{receipt['eventId']}"
     while True:
-        found: dict[str, Any] = client.get(path)
+        left_seconds = min(max(deadline - time.monotonic(), 0.0), _LOOK_SECONDS)
+        found: dict[str, Any] = client.get(path, {"wait_seconds": round(left_seconds, 3)})
         is_over = all(delivery["isOver"] for delivery in found["deliveries"])
-        if is_over or time.monotonic() > deadline:
+        if is_over or time.monotonic() >= deadline:
             break
-        time.sleep(_POLL_SECONDS)
     if output is Format.JSON:
         print_json(found)
     else:

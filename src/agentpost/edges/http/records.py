@@ -1,5 +1,7 @@
 """What became of it, over HTTP: traces, deliveries, dead letters, incidents, metrics."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Annotated, Final
 
@@ -13,12 +15,10 @@ from msgspec import Struct, structs
 from agentpost.delivery.deadletters import DeadLetterLine, DeadLetterView, Filter, Resent
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.metrics import DeliveryMetrics, to_prometheus
+from agentpost.delivery.sent import SentMessage, sent_message
 from agentpost.delivery.trace import TraceStep, trace
-from agentpost.protocol.codec import decode_event
-from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
 from agentpost.store.values import Incident
 
 __all__ = ["record_routes"]
@@ -27,23 +27,11 @@ __all__ = ["record_routes"]
 _ACTOR: Final = "operator"
 
 Limit = Annotated[int, Parameter(ge=1, le=500, description="How many at most.")]
+WaitSeconds = Annotated[float, Parameter(ge=0, le=60, description="How long to wait for the end.")]
 
 
 class Trace(Struct, frozen=True, kw_only=True, rename="camel"):
     steps: list[TraceStep]
-
-
-class DeliveryView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What became of a message for one recipient. `answer` is the body of its reply."""
-
-    to_agent_id: str
-    to_node_id: str | None
-    state: DeliveryState
-    is_over: bool
-    attempts: int
-    reason: str | None = None
-    answered_by_event_id: EventId | None = None
-    answer: str | None = None
 
 
 class IncidentLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -66,20 +54,17 @@ class MirrorView(Struct, frozen=True, kw_only=True, rename="camel"):
     last_seq: int
 
 
-class MessageView(Struct, frozen=True, kw_only=True, rename="camel"):
-    event_id: EventId
-    deliveries: list[DeliveryView]
-
-
 def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> Sequence[HTTPRouteHandler]:
     """`more_metrics` is what others have to say to Prometheus."""
 
-    @get("/ansible/messages/{event_id:str}", sync_to_thread=False, summary="What became of a message", tags=["records"])
-    def message(event_id: str) -> MessageView:
-        found = engine.store.deliveries_of(EventId(event_id))
-        if not found:
-            raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} was not sent from this gateway", field="eventId")
-        return MessageView(event_id=EventId(event_id), deliveries=[_delivery(engine, each) for each in found])
+    @get("/ansible/messages/{event_id:str}", summary="What became of a message", tags=["records"])
+    async def message(event_id: str, wait_seconds: WaitSeconds = 0) -> SentMessage:
+        """With `wait_seconds` the answer comes once it is over for all recipients, or when the time is."""
+        if wait_seconds:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_seconds):
+                    await engine.outcomes.ended(EventId(event_id))
+        return sent_message(engine.store, engine.sealer, EventId(event_id))
 
     @get("/ansible/trace/{what:str}", sync_to_thread=False, summary="Trace an event or conversation", tags=["records"])
     def trace_of(what: str) -> Trace:
@@ -159,29 +144,3 @@ async def _lines(engine: Engine) -> AsyncGenerator[bytes]:
 
 def _incident(incident: Incident) -> IncidentLine:
     return IncidentLine(**structs.asdict(incident))
-
-
-def _delivery(engine: Engine, delivery: Delivery) -> DeliveryView:
-    return DeliveryView(
-        to_agent_id=delivery.to_agent_id,
-        to_node_id=delivery.to_node_id,
-        state=delivery.state,
-        is_over=delivery.state in DELIVERY.terminal,
-        attempts=delivery.attempts,
-        reason=delivery.reason,
-        answered_by_event_id=delivery.answered_by_event_id,
-        answer=_answer(engine, delivery),
-    )
-
-
-def _answer(engine: Engine, delivery: Delivery) -> str | None:
-    """The words of a reply, if it is here: it came for the agent that asked."""
-    if delivery.answered_by_event_id is None:
-        return None
-    item = engine.store.inbox_item(delivery.answered_by_event_id, delivery.from_agent_id)
-    if item is None:
-        return None
-    try:
-        return engine.sealer.open(decode_event(item.raw)).body
-    except Refusal:
-        return None

@@ -1,0 +1,68 @@
+"""What became of a message that was sent from here, for each of its recipients, with the words of their replies."""
+
+from msgspec import Struct
+
+from agentpost.delivery.sealing import Sealer
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
+from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
+from agentpost.store.interface import Store
+
+__all__ = ["SentMessage", "SentTo", "sent_message"]
+
+
+class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What became of a message for one recipient. `answer` is the body of its reply."""
+
+    to_agent_id: str
+    to_node_id: str | None
+    state: DeliveryState
+    is_over: bool
+    attempts: int
+    reason: str | None = None
+    answered_by_event_id: EventId | None = None
+    answer: str | None = None
+
+
+class SentMessage(Struct, frozen=True, kw_only=True, rename="camel"):
+    event_id: EventId
+    deliveries: list[SentTo]
+
+    @property
+    def is_over(self) -> bool:
+        return all(delivery.is_over for delivery in self.deliveries)
+
+
+def sent_message(store: Store, sealer: Sealer, event_id: EventId) -> SentMessage:
+    found = store.deliveries_of(event_id)
+    if not found:
+        raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} was not sent from this gateway", field="eventId")
+    return SentMessage(event_id=event_id, deliveries=[_sent_to(store, sealer, each) for each in found])
+
+
+def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
+    return SentTo(
+        to_agent_id=delivery.to_agent_id,
+        to_node_id=delivery.to_node_id,
+        state=delivery.state,
+        is_over=delivery.state in DELIVERY.terminal,
+        attempts=delivery.attempts,
+        reason=delivery.reason,
+        answered_by_event_id=delivery.answered_by_event_id,
+        answer=_answer(store, sealer, delivery),
+    )
+
+
+def _answer(store: Store, sealer: Sealer, delivery: Delivery) -> str | None:
+    """The words of a reply, if it is here: it came for the agent that asked."""
+    if delivery.answered_by_event_id is None:
+        return None
+    item = store.inbox_item(delivery.answered_by_event_id, delivery.from_agent_id)
+    if item is None:
+        return None
+    try:
+        return sealer.open(decode_event(item.raw)).body
+    except Refusal:
+        return None
