@@ -30,6 +30,7 @@ from agentpost.store.identity import Identity, load_identity
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LocalAgent
 from agentpost.tasks import TaskOwner
+from agentpost.work.office import Office
 from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Gateway:
         self._joining: Joining | None = None
         self._host: RoomHost | None = None
         self._engine: Engine | None = None
+        self._office: Office | None = None
         # Where the outboxes are exported to; None for a gateway without a lake.
         self.lake: LakeService | None = None
         self._started_ms = 0
@@ -145,6 +147,12 @@ class Gateway:
         if self._engine is None:
             raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
         return self._engine
+
+    @property
+    def office(self) -> Office:
+        if self._office is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._office
 
     async def start(self) -> None:
         """Claim the home and open what is in it."""
@@ -192,6 +200,7 @@ class Gateway:
             runtimes=self._runtimes,
             policy=self.settings.delivery,
         )
+        self._office = Office(self._engine)
         self.use_links(self._engine.links)
         if self.settings.lake is not None:
             self.lake = self._open_lake()

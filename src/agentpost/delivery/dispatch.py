@@ -15,12 +15,15 @@ from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Result, ResultKind, Runtime, Wakeups
 from agentpost.delivery.pull import PULL
+from agentpost.delivery.task_turns import TaskTurns
 from agentpost.delivery.turns import Opener, Replier, Turns
 from agentpost.delivery.worker import UNCLEAR, Worker
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.envelope import TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import EventId, TaskId
+from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store.interface import Store
 from agentpost.store.values import AuditEntry, Incident, LedgerState, LocalAgent
 from agentpost.tasks import TaskOwner
@@ -58,6 +61,7 @@ class Dispatcher:
         wakeups: Wakeups,
         runtimes: Callable[[LocalAgent], Runtime],
         policy: RetryPolicy = DISPATCH_RETRY,
+        task_turns: TaskTurns | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -71,11 +75,12 @@ class Dispatcher:
             chance=chance,
             wakeups=wakeups,
             policy=policy,
+            tasks=task_turns,
         )
         self._tasks = TaskOwner("dispatch")
         self._desks: dict[str, _Desk] = {}
         self._is_open = False
-        wakeups.listen(mail=self._on_mail)
+        wakeups.listen(mail=self._on_mail, tasks=self._on_tasks)
 
     def start(self) -> None:
         """Begin with what waits for the agents that are known."""
@@ -149,6 +154,29 @@ class Dispatcher:
             desk.mail_came(mail)
         elif self._is_open and self._store.local_agent(agent_id) is not None:
             self._open_desk(agent_id)
+
+    def _on_tasks(self, task_ids: Sequence[TaskId]) -> None:
+        records = [record for task_id in task_ids if (record := self._store.task(task_id)) is not None]
+        for record in records:
+            for agent_id in record.to_agents:
+                if (desk := self._desks.get(agent_id)) is not None:
+                    desk.hurry(record.create_event_id)
+        if any(record.accepted_by_agent_id is not None or not record.is_open for record in records):
+            self._tasks.spawn(self._tidy(records), name="offers")
+
+    async def _tidy(self, records: Sequence[TaskRecord]) -> None:
+        """TASK-6: who was offered a task that somebody else has is not engaged with it any more."""
+        for record in records:
+            if record.accepted_by_agent_id is None and record.is_open:
+                continue
+            for agent_id in record.to_agents:
+                item = self._store.inbox_item(record.create_event_id, agent_id)
+                if item is None or item.entry.state is not LedgerState.QUEUED or record.is_held_by(agent_id):
+                    continue
+                event = decode_event(item.raw)
+                if isinstance(event, TaskCreateEvent):
+                    with suppress(Refusal):
+                        await self.turns.leave(event, agent_id)
 
     def _open_desk(self, agent_id: str) -> None:
         desk = _Desk(agent_id, self._store, self.turns, self._clock, self._runtimes, self._tasks)
@@ -246,3 +274,7 @@ class _Desk:
     def forget(self, event_id: EventId) -> None:
         if self._worker is not None:
             self._worker.forget(event_id)
+
+    def hurry(self, event_id: EventId) -> None:
+        if self._worker is not None:
+            self._worker.hurry(event_id)

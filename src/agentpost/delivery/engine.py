@@ -23,6 +23,8 @@ from agentpost.delivery.pull import Pull
 from agentpost.delivery.retry import Retrier
 from agentpost.delivery.sealing import Sealer
 from agentpost.delivery.secrets import AgentSecrets
+from agentpost.delivery.task_moves import TaskMoves
+from agentpost.delivery.task_turns import TaskTurns
 from agentpost.delivery.watching import Watchers
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.snapshot import NodeTier
@@ -54,7 +56,7 @@ class Engine:
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
     ) -> None:
         policy = policy or DeliveryPolicy()
-        ids = IdMaker(clock, chance)
+        self.ids = ids = IdMaker(clock, chance)
         secrets = AgentSecrets(signing, chance)
 
         def runtime_of(agent: LocalAgent) -> Runtime:
@@ -83,6 +85,7 @@ class Engine:
         self.links = LinkHub(
             store, room, signing=signing, maker=maker, clock=clock, wakeups=wakeups, tier=tier, policy=policy
         )
+        self.task_moves = TaskMoves(store=store, publisher=self.publisher, maker=maker, clock=clock)
         self.dispatcher = Dispatcher(
             store=store,
             sealer=self.sealer,
@@ -92,6 +95,7 @@ class Engine:
             chance=chance,
             wakeups=wakeups,
             runtimes=runtime_of,
+            task_turns=TaskTurns(store=store, room=room, moves=self.task_moves),
         )
         self.pull = Pull(store=store, turns=self.dispatcher.turns, clock=clock, wakeups=wakeups)
         self.agents = LocalAgents(

@@ -13,6 +13,7 @@ from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.delivery.task_desk import TaskDesk
 from agentpost.protocol.codec import Unreadable, decode_event, frame_of, read_frame
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import (
@@ -28,8 +29,10 @@ from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.recipients import recipients_of
 from agentpost.protocol.snapshot import RoomSnapshot
+from agentpost.protocol.taskbook import concerns_a_task
+from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Accepted, Inbound, Incident, MirrorBatch
+from agentpost.store.values import Acceptance, Accepted, Desk, Inbound, Incident, MirrorBatch
 from agentpost.world import Clock
 
 __all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event"]
@@ -131,6 +134,7 @@ class Intake:
         self._wakeups = wakeups
         self._policy = policy or DeliveryPolicy()
         self._on_blobs = on_blobs
+        self._task_desk = TaskDesk(store, maker=maker)
 
     async def take(self, batch: Batch) -> Taken:
         """Accept the batch, or refuse it and change nothing; then wake whoever waits for what it brought."""
@@ -161,14 +165,16 @@ class Intake:
         )
         self._wakeups.batch_taken(accepted)
         await self._report_strangers(batch.source_node_id, accepted.orphans)
-        if accepted.new:
-            # The `accepted` ACKs stand in our own outbox now (PIPE-2).
+        if accepted.new or accepted.closed:
+            # The ACKs stand in our own outbox now (PIPE-2).
             self._wakeups.outbox_grew()
             for agent_id, mail in _mail_by_agent(reading, accepted).items():
                 self._wakeups.inbox_grew(agent_id, mail)
         if reading.changes:
             self._wakeups.timer_set(earliest_due_ms(reading.changes))
             self._wakeups.deliveries_moved(reading.changes)
+        if accepted.tasks:
+            self._wakeups.tasks_moved(accepted.tasks)
         if reading.signals:
             self._wakeups.signals_heard(reading.signals)
         if reading.blobs and self._on_blobs is not None:
@@ -217,7 +223,12 @@ class Intake:
                 reading.forged.append(event)
                 reading.events.append(Inbound(event=event, raw=raw, acks={}))
                 continue
-            reading.events.append(Inbound(event=event, raw=raw, acks=acks))
+            desk: Desk | None = None
+            if acks and type(event) in TASK_EVENTS:
+                acks, desk = self._task_desk.answers(event, acks)
+            elif concerns_a_task(event):
+                desk = Desk()
+            reading.events.append(Inbound(event=event, raw=raw, acks=acks, desk=desk))
             if acks and event.payload_ref is not None:
                 reading.blobs.append(NewBlob.of(source, event.payload_ref, acks))
             if isinstance(event, SignalEvent):

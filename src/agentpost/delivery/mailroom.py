@@ -100,12 +100,15 @@ class Mailroom:
         return InboxMessage(line=self._line(item), content=content)
 
     async def reply(self, agent_id: str, event_id: EventId, content: Content) -> Answered:
-        """Answer a message. One that is still open is settled by it: reply and `processed` are one transaction."""
+        """Answer a message. One that is still open is settled by it: reply and `processed` are one transaction.
+
+        A task is not settled by a word about it: that is for `task complete` and `task fail`.
+        """
         item = self._item(agent_id, event_id)
         event = decode_event(item.raw)
         reply, delivery = await self._publisher.make_reply(event, agent_id=agent_id, content=content)
         settled = False
-        if item.entry.state is not LedgerState.SETTLED:
+        if item.entry.state is not LedgerState.SETTLED and not isinstance(event, TaskCreateEvent):
             settled = await self._store.settle(
                 Settlement(
                     event_id=event_id,

@@ -1,5 +1,7 @@
 """New events of this gateway: ids, times and the fields that all of them share. Appends nothing by itself."""
 
+from typing import Any
+
 from agentpost.protocol.envelope import (
     AckEvent,
     DeadLetterEvent,
@@ -131,6 +133,19 @@ class EventMaker:
         if now_ms != self._now_ms:
             self._now_ms, self._now_text = now_ms, format_ms(now_ms)
         return self._now_text
+
+    def head_of_answer(self, event: Event, *, agent_id: str, to_agent_id: str) -> dict[str, Any]:
+        """The fields that an agent's answer to `event` has, whatever its kind."""
+        return {
+            "event_id": self._ids.make(EventId),
+            "source_node_id": self.node_id,
+            "source_agent_id": agent_id,
+            "to_agent_id": to_agent_id,
+            "to_nodes": (event.source_node_id,),
+            "corr_id": event.corr_id,
+            "created_at": self._now(),
+            "trace": _answering(event),
+        }
 
     def new_event_id(self) -> EventId:
         return self._ids.make(EventId)

@@ -12,12 +12,12 @@ from msgspec import Struct
 from agentpost.delivery.lanes import Mail
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import SignalEvent
-from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.ids import CorrId, EventId, TaskId
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.store.values import Accepted
 
-__all__ = ["Content", "Engagement", "Result", "ResultKind", "RoomView", "Runtime", "Wakeups"]
+__all__ = ["Content", "Engagement", "Result", "ResultKind", "RoomView", "Runtime", "TaskBrief", "Wakeups"]
 
 
 class RoomView(Protocol):
@@ -59,6 +59,20 @@ class Content(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
     output: Any = None
 
 
+class TaskBrief(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The protocol fields of a `task_*` event, for the agent that is engaged with it."""
+
+    task_id: TaskId
+    task_type: str | None = None
+    capability_id: str | None = None
+    deadline_at: str | None = None
+    eta_at: str | None = None
+    progress: int | None = None
+    status: str | None = None
+    failure_class: str | None = None
+    result_ref: str | None = None
+
+
 class Engagement(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """One event as it is handed to one agent. `attempt` counts from 1; `event_id` is the key for idempotency."""
 
@@ -73,6 +87,8 @@ class Engagement(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     priority: Priority = Priority.NORMAL
     expects_reply: bool = False
     ref_event_id: EventId | None = None
+    # What a task is, or what the event says of one.
+    task: "TaskBrief | None" = None
     content: Content = Content()
 
 
@@ -125,6 +141,7 @@ class Wakeups:
         self._on_moved: list[Callable[[Sequence[Change]], None]] = []
         self._on_taken: list[Callable[[Accepted], None]] = []
         self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
+        self._on_tasks: list[Callable[[Sequence[TaskId]], None]] = []
 
     def listen(
         self,
@@ -136,11 +153,12 @@ class Wakeups:
         moved: Callable[[Sequence[Change]], None] | None = None,
         taken: Callable[[Accepted], None] | None = None,
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
+        tasks: Callable[[Sequence[TaskId]], None] | None = None,
     ) -> None:
         """`outbox`: events were appended. `inbox`: this agent has something new. `mail`: the same, with the mail as far
         as it is at hand. `timer`: deliveries got timers, and when the first of them runs out.
         `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
-        gateways said these."""
+        gateways said these. `tasks`: others changed these tasks."""
         if outbox is not None:
             self._on_outbox.append(outbox)
         if inbox is not None:
@@ -155,6 +173,8 @@ class Wakeups:
             self._on_taken.append(taken)
         if signals is not None:
             self._on_signals.append(signals)
+        if tasks is not None:
+            self._on_tasks.append(tasks)
 
     def outbox_grew(self) -> None:
         for tell in self._on_outbox:
@@ -183,3 +203,7 @@ class Wakeups:
     def signals_heard(self, signals: Sequence[SignalEvent]) -> None:
         for tell in self._on_signals:
             tell(signals)
+
+    def tasks_moved(self, task_ids: Sequence[TaskId]) -> None:
+        for tell in self._on_tasks:
+            tell(task_ids)

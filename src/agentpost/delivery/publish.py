@@ -106,37 +106,59 @@ class Publisher:
         what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
         names nobody who exists is refused, and nothing is written (ROUTE-4 to ROUTE-7).
         """
-        self._expect_local(request.source_agent_id)
-        now_ms = self._clock.now_ms()
         wanted = RouteRequest(
             source_agent_id=request.source_agent_id,
             to_agents=request.to_agents,
             required_capabilities=request.required_capabilities,
         )
-        placement = self._placer.place(wanted, now_ms=now_ms)
+        placement, now_ms = self.place(wanted)
         event = self._message(request, placement, now_ms)
         _check_in_time(event, now_ms)
         if before is not None:
             before(event.event_id, placement.to_agents)
-        appended = await self.publish(
-            event,
-            content=request.content,
-            deliveries=placement.deliveries(event, due_at_ms=self._due_at_ms(event, now_ms), now_ms=now_ms),
-            also=[
-                self._maker.dead_letter(event, to_agent_id=lost.agent_id, reason=NO_ROUTE, attempts=1)
-                for lost in placement.unroutable
-            ],
-            changes=placement.endings(event, reason=NO_ROUTE, now_ms=now_ms),
-        )
-        if placement.unroutable:
-            await self._report_unroutable(placement, event, now_ms)
-        return Receipt(
-            event_id=event.event_id,
-            corr_id=event.corr_id,
-            seq=appended.first_seq,
-            recipients=placement.receipts(self._room, now_ms=now_ms),
-            rejected=placement.rejected,
-        )
+        (receipt,) = await self.post([(event, placement, request.content)])
+        return receipt
+
+    def place(self, wanted: RouteRequest) -> tuple[Placement, int]:
+        """Who gets what a local agent wants to say, and when that was decided."""
+        self._expect_local(wanted.source_agent_id)
+        now_ms = self._clock.now_ms()
+        return self._placer.place(wanted, now_ms=now_ms), now_ms
+
+    async def post(
+        self, placed: Sequence[tuple[Event, Placement, Content]], *, also: Sequence[Event] = ()
+    ) -> list[Receipt]:
+        """Publish events for the agents that they were placed for, all of them in one transaction."""
+        now_ms = self._clock.now_ms()
+        sealed = [(await self.seal_into(event, content), placement) for event, placement, content in placed]
+        deliveries = [
+            delivery
+            for event, placement in sealed
+            for delivery in placement.deliveries(event, due_at_ms=self._due_at_ms(event, now_ms), now_ms=now_ms)
+        ]
+        lost = [
+            self._maker.dead_letter(event, to_agent_id=each.agent_id, reason=NO_ROUTE, attempts=1)
+            for event, placement in sealed
+            for each in placement.unroutable
+        ]
+        changes = [
+            change for event, placement in sealed for change in placement.endings(event, reason=NO_ROUTE, now_ms=now_ms)
+        ]
+        events = [event for event, _ in sealed]
+        appended = await self._append((*events, *lost, *also), deliveries, changes)
+        for event, placement in sealed:
+            if placement.unroutable:
+                await self._report_unroutable(placement, event, now_ms)
+        return [
+            Receipt(
+                event_id=event.event_id,
+                corr_id=event.corr_id,
+                seq=appended.first_seq + at,
+                recipients=placement.receipts(self._room, now_ms=now_ms),
+                rejected=placement.rejected,
+            )
+            for at, (event, placement) in enumerate(sealed)
+        ]
 
     async def publish(
         self,
@@ -152,10 +174,16 @@ class Publisher:
         For any kind of event. `also` are events that follow it in the same transaction and are finished already.
         """
         event = await self.seal_into(event, content)
+        return await self._append((event, *also), deliveries, changes)
+
+    async def _append(
+        self, events: Sequence[Event], deliveries: Sequence[Delivery], changes: Sequence[Change]
+    ) -> Appended:
         try:
-            appended = await self._store.append((event, *also), deliveries=deliveries, changes=changes)
+            appended = await self._store.append(events, deliveries=deliveries, changes=changes)
         except Refusal:
-            await self._drop_blob_of(event)
+            for event in events:
+                await self._drop_blob_of(event)
             raise
         self._wakeups.outbox_grew()
         if deliveries or changes:
@@ -167,7 +195,6 @@ class Publisher:
 
         Only a large answer waits here, until its blob is durable. Refused if the asking gateway has left the mesh.
         """
-        now_ms = self._clock.now_ms()
         reply = self._maker.reply(
             event,
             event_id=self._ids.make(EventId),
@@ -175,17 +202,22 @@ class Publisher:
             payload=Reply(ref_event_id=event.event_id),
             to_nodes=(event.source_node_id,),
         )
+        return await self.make_answer(reply, content=content)
+
+    async def make_answer(self, answer: AnyEvent, *, content: Content) -> tuple[AnyEvent, Delivery]:
+        """An event for one agent at one gateway, sealed for that, and its delivery. Nothing is appended yet."""
+        now_ms = self._clock.now_ms()
         delivery = Delivery(
-            event_id=reply.event_id,
-            to_agent_id=event.source_agent_id,
-            to_node_id=event.source_node_id,
+            event_id=answer.event_id,
+            to_agent_id=answer.to_agent_id or "",
+            to_node_id=answer.to_nodes[0],
             route_decision="answer",
-            corr_id=reply.corr_id,
-            from_agent_id=agent_id,
+            corr_id=answer.corr_id,
+            from_agent_id=answer.source_agent_id,
             due_at_ms=now_ms + self._ack_timeout_ms,
             emitted_at_ms=now_ms,
         )
-        return await self.seal_into(reply, content), delivery
+        return await self.seal_into(answer, content), delivery
 
     async def seal_into(self, event: AnyEvent, content: Content) -> AnyEvent:
         """The event with its content sealed for its `to_nodes`: inside it, or above the limit in a blob (PIPE-5).

@@ -4,8 +4,9 @@ The attempt is written before the agent gets the event, the outcome after, each 
 queues, timers and runtimes.
 
 - The reply comes before `processed` in the outbox: the sender's delivery then ends as *Replied*.
-- A reply answers a message or a task, never a reply or a report of the postmaster. Two agents that answer everything
-  would otherwise never stop; an agent that wants to go on sends a message.
+- A reply answers a message, never a reply, a report of the postmaster, or what is said about a task. Two agents that
+  answer everything would otherwise never stop; an agent that wants to go on sends a message.
+- What an agent answers to a task ends the task instead (`task_turns`).
 - Why a turn failed is told twice: the ACK's reason is a word in the clear, the error itself is sealed for the sender.
 """
 
@@ -19,11 +20,21 @@ from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import earliest_due_ms
-from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
+from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, TaskBrief, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER
+from agentpost.delivery.task_turns import Standing, TaskTurns
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
 from agentpost.protocol.delivery import Delivery
-from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent, is_expired
+from agentpost.protocol.envelope import (
+    Event,
+    MessageEvent,
+    ReplyEvent,
+    TaskCompleteEvent,
+    TaskCreateEvent,
+    TaskFailedEvent,
+    TaskUpdateEvent,
+    is_expired,
+)
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType, Priority, Sealed
@@ -41,6 +52,11 @@ _MAX_ERROR: Final = 2000
 _FULL_DISK_MS: Final = 5_000
 # Whoever fetches content wakes the agents that wait for it; this is for those who are not awake then.
 _CONTENT_MS: Final = 15_000
+# Whoever hears of a verdict wakes the agent that waits for it; this is for the same.
+_CLAIM_MS: Final = 60_000
+# The reason of an ACK for a task that another agent has.
+_TAKEN: Final = "taken"
+_TROUBLE: Final = frozenset({Code.STORAGE_FULL, Code.STORAGE_FAILED, Code.STORAGE_CORRUPT, Code.UNAVAILABLE})
 # What the store says of a row that has its outcome, or is not there.
 _CLOSED: Final = frozenset({Code.INVALID_TRANSITION, Code.NOT_FOUND})
 
@@ -96,7 +112,9 @@ class Turns:
         chance: Chance,
         wakeups: Wakeups,
         policy: RetryPolicy = DISPATCH_RETRY,
+        tasks: TaskTurns | None = None,
     ) -> None:
+        self._task_turns = tasks
         self._store = store
         self._sealer = sealer
         self._publisher = publisher
@@ -107,14 +125,22 @@ class Turns:
         self._policy = policy
 
     async def begin(
-        self, event: Event, agent_id: str, *, attempts: int, error: str | None = None, is_noted: bool = True
+        self,
+        event: Event,
+        agent_id: str,
+        *,
+        attempts: int,
+        error: str | None = None,
+        is_noted: bool = True,
+        claims: bool = False,
     ) -> Begun | Held:
         """Record the attempt and give what the agent is to get. `attempts` and `error` are those of the ledger row.
 
-        An attempt that is not noted now has to be noted with its end: only for who may get the same event again.
+        An attempt that is not noted now has to be noted with its end: only for who may get the same event again. With
+        `claims` a task is claimed for the agent first; without, the agent does that by itself.
         """
         try:
-            return await self._begin(event, agent_id, attempts, error, is_noted=is_noted)
+            return await self._begin(event, agent_id, attempts, error, is_noted=is_noted, claims=claims)
         except Refusal as refusal:
             if refusal.code in _CLOSED:
                 # Somebody settled it meanwhile, with a reply by hand for instance.
@@ -123,7 +149,7 @@ class Turns:
             return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _FULL_DISK_MS)
 
     async def _begin(
-        self, event: Event, agent_id: str, attempts: int, error: str | None, *, is_noted: bool
+        self, event: Event, agent_id: str, attempts: int, error: str | None, *, is_noted: bool, claims: bool
     ) -> Begun | Held:
         now_ms = self._clock.now_ms()
         if is_expired(event, now_ms=now_ms):
@@ -138,6 +164,8 @@ class Turns:
             content = self._sealer.open(event)
         except Refusal as refusal:
             return await self._without_content(event, agent_id, refusal)
+        if isinstance(event, TaskCreateEvent) and (held := await self._take_task(event, agent_id, claims)) is not None:
+            return held
         if not is_noted:
             return Begun(event=event, engagement=_engagement(event, agent_id, attempts + 1, content), at_ms=now_ms)
         try:
@@ -147,6 +175,46 @@ class Turns:
                 return await self._expire(event, agent_id)
             raise
         return Begun(event=event, engagement=_engagement(event, agent_id, attempt, content), at_ms=now_ms)
+
+    async def _take_task(self, event: TaskCreateEvent, agent_id: str, claims: bool) -> Held | None:
+        """TASK-2: the acceptance comes before the work. None if the agent may have the task now."""
+        if self._task_turns is None:
+            return None
+        standing = self._task_turns.standing(event, agent_id)
+        if standing is Standing.OPEN and claims:
+            try:
+                await self._claim(self._task_turns, event, agent_id)
+            except Refusal as refusal:
+                if refusal.code in _TROUBLE:
+                    raise
+                if refusal.code is not Code.INVALID_TRANSITION:
+                    # Whoever wants it done is out of the mesh, and would hear nothing of it.
+                    await self._fail(event, agent_id, reason="unclaimable", error=refusal.message)
+                    return _ENDED
+            standing = self._task_turns.standing(event, agent_id)
+        if standing is Standing.GONE:
+            await self.leave(event, agent_id)
+            return _ENDED
+        if standing is Standing.WAITS and claims:
+            return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _CLAIM_MS)
+        return None
+
+    async def _claim(self, task_turns: TaskTurns, event: TaskCreateEvent, agent_id: str) -> None:
+        claim = await task_turns.claim(event, agent_id)
+        await self._store.append((claim.event,), deliveries=(claim.delivery,))
+        self._wakeups.outbox_grew()
+        self._wakeups.timer_set(earliest_due_ms((claim.delivery,)))
+
+    def is_decided(self, event: Event, agent_id: str) -> bool:
+        """Whether nothing has to be waited for any more before the agent can have this task, or not."""
+        if self._task_turns is None or not isinstance(event, TaskCreateEvent):
+            return False
+        return self._task_turns.standing(event, agent_id) is not Standing.WAITS
+
+    async def leave(self, event: TaskCreateEvent, agent_id: str) -> bool:
+        """Close the offer of a task that is over, or somebody else's, without engaging the agent."""
+        ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id, reason=_TAKEN)
+        return await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), "the task went to somebody else")
 
     async def note(self, event_id: EventId, agent_id: str, *, at_ms: int) -> None:
         """Record an attempt that began without being noted."""
@@ -185,21 +253,24 @@ class Turns:
         if result.kind is ResultKind.PROCESSED:
             return await self._process(event, agent_id, result, engaged_at_ms)
         reason = "failed" if result.kind is ResultKind.FAILED else "max_attempts"
-        return await self._fail(event, agent_id, reason=reason, error=result.error, engaged_at_ms=engaged_at_ms)
+        return await self._fail(
+            event, agent_id, reason=reason, error=result.error, engaged_at_ms=engaged_at_ms, result=result
+        )
 
     async def _process(self, event: Event, agent_id: str, result: Result, engaged_at_ms: int | None) -> bool:
         ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)
         events: tuple[Event, ...] = (ack,)
         deliveries: tuple[Delivery, ...] = ()
         error: str | None = None
-        if result.reply is not None and _is_answerable(event):
-            try:
-                reply, delivery = await self._publisher.make_reply(event, agent_id=agent_id, content=result.reply)
-            except Refusal as refusal:
-                # The turn is over all the same, and running the agent again would not bring the sender back.
-                error = await self._reply_refused(event, agent_id, refusal)
-            else:
-                events, deliveries = (reply, ack), (delivery,)
+        try:
+            said = await self._say(event, agent_id, result)
+        except Refusal as refusal:
+            if refusal.code is Code.INVALID_TRANSITION:
+                raise
+            # The turn is over all the same, and running the agent again would not bring the sender back.
+            error = await self._reply_refused(event, agent_id, refusal)
+        else:
+            events, deliveries = (*(each for each, _ in said), ack), tuple(delivery for _, delivery in said)
         try:
             return await self._settle(event, agent_id, Outcome.PROCESSED, events, deliveries, error, engaged_at_ms)
         except Refusal as refusal:
@@ -207,6 +278,15 @@ class Turns:
                 raise
             error = await self._reply_refused(event, agent_id, refusal)
             return await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), error, engaged_at_ms)
+
+    async def _say(self, event: Event, agent_id: str, result: Result) -> list[tuple[Event, Delivery]]:
+        """What the sender hears of the outcome, besides the ACK: the reply, or what became of the task."""
+        if isinstance(event, TaskCreateEvent) and self._task_turns is not None:
+            moves = await self._task_turns.ending(event, agent_id, result)
+            return [(move.event, move.delivery) for move in moves]
+        if result.kind is ResultKind.PROCESSED and result.reply is not None and _is_answerable(event):
+            return [await self._publisher.make_reply(event, agent_id=agent_id, content=result.reply)]
+        return []
 
     async def _reply_refused(self, event: Event, agent_id: str, refusal: Refusal) -> str:
         await self.incident("reply_refused", event, agent_id, code=refusal.code.value)
@@ -218,7 +298,14 @@ class Turns:
         return _ENDED
 
     async def _fail(
-        self, event: Event, agent_id: str, *, reason: str, error: str | None, engaged_at_ms: int | None = None
+        self,
+        event: Event,
+        agent_id: str,
+        *,
+        reason: str,
+        error: str | None,
+        engaged_at_ms: int | None = None,
+        result: Result | None = None,
     ) -> bool:
         error = _short(error or reason)
         ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason=reason)
@@ -228,7 +315,17 @@ class Turns:
             # A sender that is out of the mesh has no key any more; the reason has to do.
             sealed = None
         ack = replace(ack, payload=replace(ack.payload, sealed=sealed))
-        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, (ack,), (), error, engaged_at_ms)
+        said = await self._failed_task(event, agent_id, result or Result(kind=ResultKind.RETRY, error=error))
+        events, deliveries = (*(each for each, _ in said), ack), tuple(delivery for _, delivery in said)
+        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, events, deliveries, error, engaged_at_ms)
+
+    async def _failed_task(self, event: Event, agent_id: str, result: Result) -> list[tuple[Event, Delivery]]:
+        """TASK-7: whoever waits for a task hears that it failed. Its gateway may be out of the mesh."""
+        try:
+            return await self._say(event, agent_id, result)
+        except Refusal as refusal:
+            await self._reply_refused(event, agent_id, refusal)
+            return []
 
     async def _without_content(self, event: Event, agent_id: str, refusal: Refusal) -> Held:
         if refusal.code is Code.UNAVAILABLE:
@@ -293,8 +390,31 @@ def _engagement(event: Event, agent_id: str, attempt: int, content: Content) -> 
         priority=event.payload.priority if isinstance(event, MessageEvent | TaskCreateEvent) else Priority.NORMAL,
         expects_reply=_expects_reply(event),
         ref_event_id=event.payload.ref_event_id if isinstance(event, ReplyEvent) else None,
+        task=_brief(event),
         content=content,
     )
+
+
+def _brief(event: Event) -> TaskBrief | None:
+    match event:
+        case TaskCreateEvent(payload=said):
+            deadline_at = said.required_by or said.deadline_at
+            return TaskBrief(
+                task_id=said.task_id,
+                task_type=said.task_type,
+                capability_id=said.capability_id,
+                deadline_at=deadline_at,
+            )
+        case TaskUpdateEvent(payload=said):
+            return TaskBrief(
+                task_id=said.task_id, status=said.status, progress=said.progress, eta_at=said.revised_eta_at
+            )
+        case TaskCompleteEvent(payload=said):
+            return TaskBrief(task_id=said.task_id, result_ref=said.result_ref)
+        case TaskFailedEvent(payload=said):
+            return TaskBrief(task_id=said.task_id, failure_class=said.failure_class)
+        case _:
+            return None
 
 
 def _expects_reply(event: Event) -> bool:
@@ -308,11 +428,17 @@ def _expects_reply(event: Event) -> bool:
 
 
 def _is_answerable(event: Event) -> bool:
-    return not isinstance(event, ReplyEvent) and event.source_agent_id != POSTMASTER
+    return isinstance(event, MessageEvent | TaskCreateEvent) and event.source_agent_id != POSTMASTER
 
 
 def _is_about_the_reply(refusal: Refusal) -> bool:
-    return refusal.code in (Code.INVALID_FIELD, Code.TOO_LARGE, Code.TOO_DEEP, Code.CONFLICT)
+    return refusal.code in (
+        Code.INVALID_FIELD,
+        Code.TOO_LARGE,
+        Code.TOO_DEEP,
+        Code.CONFLICT,
+        Code.INVALID_TRANSITION,
+    )
 
 
 def _short(text: str) -> str:

@@ -96,6 +96,11 @@ class Worker:
             self._look_for_content()
         self._woken.set()
 
+    def hurry(self, event_id: EventId) -> None:
+        """What this mail waited for is there: the verdict on a claim."""
+        if self._lanes.hurry(event_id):
+            self._woken.set()
+
     def stop(self) -> None:
         """Begin no further turn; `run` returns when those that run have ended."""
         self._is_stopping = True
@@ -204,7 +209,7 @@ class Worker:
             return None
         is_noted = not (mail.is_fresh and self._runtime.is_idempotent)
         begun = await self._turns.begin(
-            event, self._agent_id, attempts=mail.attempts, error=mail.error, is_noted=is_noted
+            event, self._agent_id, attempts=mail.attempts, error=mail.error, is_noted=is_noted, claims=True
         )
         if isinstance(begun, Begun):
             if not is_noted:
@@ -217,6 +222,8 @@ class Worker:
             self._lanes.put_back(replace(mail, due_at_ms=self._lane_time(begun.due_at_ms)))
             # It may have come while it was noted that it had not.
             self._look_for_content()
+            if self._turns.is_decided(event, self._agent_id):
+                self._lanes.hurry(event.event_id)
         else:
             self._lanes.done(mail)
             self._known.discard(event.event_id)

@@ -26,6 +26,7 @@ class Code(StrEnum):
     NO_ROUTE = "no_route"
     MISSING_ROUTE_FIELDS = "missing_route_fields"
     CAPABILITY_UNAVAILABLE = "capability_unavailable"
+    CONTRACT_MISMATCH = "contract_mismatch"
 
     # State.
     INVALID_TRANSITION = "invalid_transition"
@@ -91,6 +92,7 @@ MEANINGS: Final[dict[Code, Meaning]] = {
     Code.CAPABILITY_UNAVAILABLE: Meaning(
         409, "Wait for its owner to come back with the executor skill, or name an agent in toAgents."
     ),
+    Code.CONTRACT_MISMATCH: Meaning(400, "Send what the contract describes; the message says what is wrong."),
     Code.INVALID_TRANSITION: Meaning(409, "Read the current state first; this move is not open from there."),
     Code.NOT_FOUND: Meaning(404, "Check the id; it may have been pruned."),
     Code.CONFLICT: Meaning(409, "Read the current state and decide again."),

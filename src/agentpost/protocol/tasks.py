@@ -22,7 +22,7 @@ from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.machine import Table, walk
 from agentpost.protocol.payloads import Kind
 
-__all__ = ["TASK", "Task", "TaskEvent", "TaskState", "advance_task", "open_task"]
+__all__ = ["TASK", "TASK_EVENTS", "Task", "TaskEvent", "TaskState", "advance_task", "open_task"]
 
 
 class TaskState(StrEnum):
@@ -59,6 +59,11 @@ TASK: Final = Table[TaskState, Kind](
 )
 
 TaskEvent = TaskAcceptEvent | TaskUpdateEvent | TaskCompleteEvent | TaskFailedEvent
+
+# The classes of all events that a task is made of.
+TASK_EVENTS: Final[frozenset[type]] = frozenset(
+    {TaskCreateEvent, TaskAcceptEvent, TaskUpdateEvent, TaskCompleteEvent, TaskFailedEvent}
+)
 
 
 class Task(Struct, frozen=True, kw_only=True):

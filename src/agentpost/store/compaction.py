@@ -52,11 +52,13 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
 
 
 def prune_settled(tx: Transaction, before_ms: int, limit: int) -> int:
-    """Forget ledger rows and deliveries that ended long ago, at most `limit` of each."""
+    """Forget ledger rows, deliveries and tasks that ended long ago, at most `limit` of each."""
     tx.flush()
     before = tx.database.changed_rows()
     tx.database.run(SQL.prune_settled_entries, (before_ms, limit))
     tx.database.run(SQL.prune_ended_deliveries, (before_ms, limit))
+    tx.database.run(SQL.prune_task_events, (before_ms, limit))
+    tx.database.run(SQL.prune_tasks, (before_ms, limit))
     return tx.database.changed_rows() - before
 
 

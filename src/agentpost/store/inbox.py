@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Refusal
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import EventId, TaskId
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
+from agentpost.store.desk import rule
 from agentpost.store.mirrors import keep_mirror
 from agentpost.store.queries import SQL
 from agentpost.store.rules import (
@@ -68,57 +69,96 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         keep_mirror(tx, batch.mirror)
     if at is not None and batch.through_seq <= at.last_seq:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
-    new, repeated, acks = _take(tx, batch, unseen(batch, at))
+    taken = _take(tx, batch, unseen(batch, at))
     _quarantine(tx, batch)
     orphans = apply_changes(tx, batch.changes, {})
-    tx.append(acks)
+    tx.append(taken.answers)
     tx.database.run(
         SQL.move_cursor,
         (batch.source_node_id, batch.source_epoch, batch.through_seq, batch.through_chain, batch.at_ms),
     )
     return Accepted(
-        new=tuple(new),
-        inbox_seqs=tuple(new.values()),
-        repeated=tuple(repeated),
+        new=tuple(taken.new),
+        inbox_seqs=tuple(taken.new.values()),
+        closed=tuple(taken.closed),
+        repeated=tuple(taken.repeated),
         orphans=tuple(orphans),
         cursor_seq=batch.through_seq,
+        tasks=tuple(taken.tasks),
     )
 
 
-def _take(
-    tx: Transaction, batch: Acceptance, events: Sequence[Inbound]
-) -> tuple[dict[tuple[EventId, str], int], list[tuple[EventId, str]], list[Event]]:
-    """The pairs that are new, with their places in the inbox; those that were known; the ACKs of the new ones."""
-    wanted = [inbound for inbound in events if inbound.acks]
-    event_ids = [inbound.event.event_id for inbound in wanted]
-    in_inbox: dict[str, int] = dict(tx.database.rows_for(SQL.known_inbox_events, event_ids))
-    in_ledger = {(row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids)}
-    inbox_rows: list[bytes] = []
-    ledger_rows: dict[str, list[str]] = {}
-    new: dict[tuple[EventId, str], int] = {}
-    repeated: list[tuple[EventId, str]] = []
-    acks: list[Event] = []
-    for inbound in wanted:
+def _take(tx: Transaction, batch: Acceptance, events: Sequence[Inbound]) -> "_Taking":
+    """Write what is new of these events into inbox and ledger; what is to be answered is appended by the caller."""
+    event_ids = [inbound.event.event_id for inbound in events if inbound.acks]
+    taking = _Taking(tx, batch)
+    taking.in_inbox.update(tx.database.rows_for(SQL.known_inbox_events, event_ids))
+    taking.in_ledger.update((row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids))
+    for inbound in events:
+        if inbound.acks or inbound.desk is not None:
+            taking.take(inbound)
+    taking.write()
+    return taking
+
+
+class _Taking:
+    """A batch on its way into inbox and ledger: what is new, what was known, and what is said to it."""
+
+    def __init__(self, tx: Transaction, batch: Acceptance) -> None:
+        self._tx = tx
+        self._batch = batch
+        self._inbox_rows: list[bytes] = []
+        self._open_rows: dict[str, list[str]] = {}
+        self._closed_rows: dict[Row, list[str]] = {}
+        self.in_inbox: dict[str, int] = {}
+        self.in_ledger: set[tuple[str, str]] = set()
+        self.new: dict[tuple[EventId, str], int] = {}
+        self.closed: list[tuple[EventId, str]] = []
+        self.repeated: list[tuple[EventId, str]] = []
+        self.answers: list[Event] = []
+        self.tasks: dict[TaskId, None] = {}
+
+    def take(self, inbound: Inbound) -> None:
+        event_id, desk = inbound.event.event_id, inbound.desk
+        new = [agent_id for agent_id in inbound.acks if (event_id, agent_id) not in self.in_ledger]
+        self.repeated += [(event_id, agent_id) for agent_id in inbound.acks if agent_id not in new]
+        if inbound.acks and not new:
+            return
+        ruling = None if desk is None else rule(self._tx.tasks, inbound, desk, at_ms=self._batch.at_ms)
+        if ruling is not None:
+            self.tasks |= dict.fromkeys(ruling.tasks)
+        for agent_id in new:
+            place = self._place(inbound)
+            self.in_ledger.add((event_id, agent_id))
+            if ruling is None or ruling.outcome is None:
+                self._open_rows.setdefault(agent_id, []).append(f"{event_id}{place:020d}")
+                self.new[event_id, agent_id] = place
+            else:
+                how = (agent_id, self._batch.at_ms, ruling.outcome.value, ruling.error)
+                self._closed_rows.setdefault(how, []).append(f"{event_id}{place:020d}")
+                self.closed.append((event_id, agent_id))
+            self.answers.append(inbound.acks[agent_id] if ruling is None else ruling.acks[agent_id])
+        if ruling is not None:
+            self.answers += ruling.tells
+
+    def _place(self, inbound: Inbound) -> int:
         event_id = inbound.event.event_id
-        for agent_id, ack in inbound.acks.items():
-            if (event_id, agent_id) in in_ledger:
-                repeated.append((event_id, agent_id))
-                continue
-            if event_id not in in_inbox:
-                tx.inbox_seq += 1
-                in_inbox[event_id] = tx.inbox_seq
-                head = f"{event_id}{tx.inbox_seq:020d}{inbound.event.seq:020d}{inbound.event.corr_id:31}"
-                inbox_rows.append(head.encode() + inbound.raw)
-            in_ledger.add((event_id, agent_id))
-            ledger_rows.setdefault(agent_id, []).append(f"{event_id}{in_inbox[event_id]:020d}")
-            new[event_id, agent_id] = in_inbox[event_id]
-            acks.append(ack)
-    if inbox_rows:
-        common = (batch.source_node_id, batch.source_epoch, batch.at_ms)
-        tx.database.run_packed(SQL.take_events, common, inbox_rows)
-    for agent_id, rows in ledger_rows.items():
-        tx.database.run_packed(SQL.open_ledger_entries, (agent_id, batch.at_ms), rows)
-    return new, repeated, acks
+        if event_id not in self.in_inbox:
+            self._tx.inbox_seq += 1
+            self.in_inbox[event_id] = self._tx.inbox_seq
+            head = f"{event_id}{self._tx.inbox_seq:020d}{inbound.event.seq:020d}{inbound.event.corr_id:31}"
+            self._inbox_rows.append(head.encode() + inbound.raw)
+        return self.in_inbox[event_id]
+
+    def write(self) -> None:
+        database, batch = self._tx.database, self._batch
+        if self._inbox_rows:
+            common = (batch.source_node_id, batch.source_epoch, batch.at_ms)
+            database.run_packed(SQL.take_events, common, self._inbox_rows)
+        for agent_id, rows in self._open_rows.items():
+            database.run_packed(SQL.open_ledger_entries, (agent_id, batch.at_ms), rows)
+        for how, rows in self._closed_rows.items():
+            database.run_packed(SQL.close_ledger_entries, how, rows)
 
 
 def _quarantine(tx: Transaction, batch: Acceptance) -> None:

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.ids import EventId, InviteId
+from agentpost.protocol.ids import EventId, InviteId, TaskId
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store.values import (
     Acceptance,
     Accepted,
@@ -37,6 +38,8 @@ from agentpost.store.values import (
     StoredEvent,
     StreamSlice,
     Subscriber,
+    TaskEntry,
+    TasksRebuilt,
 )
 
 __all__ = ["Store"]
@@ -205,6 +208,24 @@ class Store(Protocol):
 
     def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]: ...
 
+    # Tasks. They change with the events that are appended and accepted, in the same transaction.
+
+    def task(self, task_id: TaskId) -> TaskRecord | None: ...
+
+    def tasks(
+        self, *, after: str = "", limit: int = 256, open_only: bool = False, newest_first: bool = False
+    ) -> list[TaskRecord]:
+        """Ordered by id, which is the order in which they were created. `after` is where the page before ended."""
+        ...
+
+    def task_events(self, task_id: TaskId) -> list[TaskEntry]:
+        """What was said and heard about a task, in that order."""
+        ...
+
+    def rebuild_tasks(self, *, check_only: bool = False) -> Awaitable[TasksRebuilt]:
+        """Fold the events again and put the result in the place of what was kept; with `check_only` only compare."""
+        ...
+
     # Cursors and compaction
 
     def cursor(self, source_node_id: str) -> Cursor | None: ...
@@ -224,7 +245,7 @@ class Store(Protocol):
         ...
 
     def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> Awaitable[int]:
-        """Forget what ended before `before_ms`: ledger rows and deliveries, at most `limit` of each; dead letters stay.
+        """Forget what ended before `before_ms`: ledger rows, deliveries, tasks, `limit` of each; dead letters stay.
 
         What the ledger has forgotten is no repeat any more (RTY-3): `before_ms` lies further back than any resend.
         Gives how many were forgotten, 0 once there is no more.

@@ -4,17 +4,21 @@ It decides nothing by itself. What is refused, and what follows from what, comes
 does for SQLite. Every write first works out all that it will change and then changes it, so a refusal leaves no trace.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
-from agentpost.store.memory_deliveries import MemoryDeliveries, Pair
+from agentpost.store.desk import Ruling, rule
+from agentpost.store.memory_deliveries import Pair
 from agentpost.store.memory_streams import MemoryStreams
+from agentpost.store.memory_tasks import MemoryTasks
+from agentpost.store.taskbook import TaskBook
 from agentpost.store.values import (
     CHAIN_START,
     PIPELINE_WATERMARK,
@@ -36,12 +40,24 @@ from agentpost.store.values import (
     StreamEvent,
     StreamSlice,
     Subscriber,
+    TasksRebuilt,
 )
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryDeliveries):
+class _SortedOut(Struct, kw_only=True):
+    """A batch on its way in: pairs that are new, each with what the desk says of it; those that are known; the events
+    that the inbox has to take; what is said to all that."""
+
+    new: dict[Pair, Ruling | None] = {}
+    repeated: list[Pair] = []
+    taken: dict[EventId, Inbound] = {}
+    answers: list[Event] = []
+    tasks: dict[TaskId, None] = {}
+
+
+class MemoryStore(MemoryTasks):
     """Implements `Store`. What it holds is gone when it is."""
 
     def __init__(self, *, node_id: str, epoch: str) -> None:
@@ -83,8 +99,10 @@ class MemoryStore(MemoryDeliveries):
         moved, orphans = rules.move_deliveries({**self._found(changes), **added}, changes, places)
         if orphans:
             raise rules.orphan_refused(orphans[0])
+        book = self._folded(events, stored)
         first_seq = self.head().seq + 1
         self._write(events, stored, places, {**added, **moved})
+        self._keep_book(book)
         return Appended(first_seq=first_seq, last_seq=self.head().seq)
 
     def _stored(self, events: Sequence[Event]) -> tuple[list[StoredEvent], dict[EventId, int]]:
@@ -99,6 +117,13 @@ class MemoryStore(MemoryDeliveries):
             chain = rules.chain_after(chain, raw)
             stored.append(StoredEvent(seq=seq, chain=chain, raw=raw))
         return stored, {event.event_id: at.seq for event, at in zip(events, stored, strict=True)}
+
+    def _folded(self, events: Sequence[Event], stored: list[StoredEvent], book: TaskBook | None = None) -> TaskBook:
+        """The tasks after these events; a refusal if one of them makes a move that is not open."""
+        book = book or self._open_book(self._node_id)
+        for event, at in zip(events, stored, strict=True):
+            book.say(event, at.raw)
+        return book
 
     def _write(
         self,
@@ -186,14 +211,16 @@ class MemoryStore(MemoryDeliveries):
             repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
             await self._keep_mirror_of(batch)
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
-        new, repeated, taken = self._sorted_out(rules.unseen(batch, at))
+        book = self._open_book(self._node_id)
+        sorted_out = self._sorted_out(rules.unseen(batch, at), book, batch.at_ms)
         moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
-        acks = list(new.values())
-        stored, places = self._stored(acks)
+        stored, places = self._stored(sorted_out.answers)
 
         await self._keep_mirror_of(batch)
-        self._write(acks, stored, places, moved)
-        self._take(batch, taken, new)
+        self._write(sorted_out.answers, stored, places, moved)
+        self._keep_book(self._folded(sorted_out.answers, stored, book))
+        self._take(batch, sorted_out)
+        new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
         self._quarantine += [
             QuarantineEntry(
                 source_node_id=batch.source_node_id,
@@ -216,45 +243,59 @@ class MemoryStore(MemoryDeliveries):
         return Accepted(
             new=tuple(new),
             inbox_seqs=tuple(self._inbox_places[event_id] for event_id, _ in new),
-            repeated=tuple(repeated),
+            closed=tuple(pair for pair in sorted_out.new if pair not in new),
+            repeated=tuple(sorted_out.repeated),
             orphans=tuple(orphans),
             cursor_seq=batch.through_seq,
+            tasks=tuple(sorted_out.tasks),
         )
 
     async def _keep_mirror_of(self, batch: Acceptance) -> None:
         if batch.mirror is not None:
             await self.keep_mirror(batch.mirror)
 
-    def _sorted_out(self, events: Sequence[Inbound]) -> tuple[dict[Pair, Event], list[Pair], dict[EventId, Inbound]]:
-        """The pairs that are new, each with its ACK; those that are known; the events that the inbox has to take."""
-        new: dict[Pair, Event] = {}
-        repeated: list[Pair] = []
-        taken: dict[EventId, Inbound] = {}
+    def _sorted_out(self, events: Sequence[Inbound], book: TaskBook, at_ms: int) -> "_SortedOut":
+        out = _SortedOut()
         for inbound in events:
             event_id = inbound.event.event_id
-            for agent_id, ack in inbound.acks.items():
-                if (event_id, agent_id) in self._ledger or (event_id, agent_id) in new:
-                    repeated.append((event_id, agent_id))
-                    continue
-                new[event_id, agent_id] = ack
-                if event_id not in self._inbox_places:
-                    taken.setdefault(event_id, inbound)
-        return new, repeated, taken
+            pairs = [(event_id, agent_id) for agent_id in inbound.acks]
+            new = [pair for pair in pairs if pair not in self._ledger and pair not in out.new]
+            out.repeated += [pair for pair in pairs if pair not in new]
+            if inbound.acks and not new:
+                continue
+            ruling = None if inbound.desk is None else rule(book, inbound, inbound.desk, at_ms=at_ms)
+            out.new |= dict.fromkeys(new, ruling)
+            out.answers += [inbound.acks[pair[1]] if ruling is None else ruling.acks[pair[1]] for pair in new]
+            if ruling is not None:
+                out.answers += ruling.tells
+                out.tasks |= dict.fromkeys(ruling.tasks)
+            if new and event_id not in self._inbox_places:
+                out.taken.setdefault(event_id, inbound)
+        return out
 
-    def _take(self, batch: Acceptance, taken: Mapping[EventId, Inbound], new: Iterable[Pair]) -> None:
-        for event_id, inbound in taken.items():
+    def _take(self, batch: Acceptance, out: "_SortedOut") -> None:
+        for event_id, inbound in out.taken.items():
             self._inbox.append((batch.source_node_id, inbound))
             self._inbox_places[event_id] = self._inbox_floor_seq + len(self._inbox)
-        for pair in new:
-            self._keep(
-                LedgerEntry(
-                    event_id=pair[0],
-                    to_agent_id=pair[1],
-                    inbox_seq=self._inbox_places[pair[0]],
-                    state=LedgerState.QUEUED,
-                    accepted_at_ms=batch.at_ms,
-                )
+        for pair, ruling in out.new.items():
+            entry = LedgerEntry(
+                event_id=pair[0],
+                to_agent_id=pair[1],
+                inbox_seq=self._inbox_places[pair[0]],
+                state=LedgerState.QUEUED,
+                accepted_at_ms=batch.at_ms,
             )
+            self._keep(entry)
+            if ruling is not None and ruling.outcome is not None:
+                self._keep(
+                    replace(
+                        entry,
+                        state=LedgerState.SETTLED,
+                        settled_at_ms=batch.at_ms,
+                        outcome=ruling.outcome,
+                        error=ruling.error,
+                    )
+                )
 
     def _keep(self, entry: LedgerEntry) -> None:
         pair = (entry.event_id, entry.to_agent_id)
@@ -288,7 +329,10 @@ class MemoryStore(MemoryDeliveries):
         if entry.state is LedgerState.SETTLED:
             return False
         stored, places = self._stored(settlement.events)
-        self._write(settlement.events, stored, places, self._added(settlement.deliveries, places))
+        added = self._added(settlement.deliveries, places)
+        book = self._folded(settlement.events, stored)
+        self._write(settlement.events, stored, places, added)
+        self._keep_book(book)
         self._keep(
             replace(
                 entry,
@@ -386,6 +430,11 @@ class MemoryStore(MemoryDeliveries):
         self._check_open()
         return self._quarantine[:limit]
 
+    # Tasks
+
+    async def rebuild_tasks(self, *, check_only: bool = False) -> TasksRebuilt:
+        return self._rebuilt(self._node_id, check_only=check_only)
+
     # Cursors and compaction
 
     def cursor(self, source_node_id: str) -> Cursor | None:
@@ -449,7 +498,8 @@ class MemoryStore(MemoryDeliveries):
         )
         for _, pair in settled[:limit]:
             del self._ledger[pair]
-        return len(settled[:limit]) + self._prune_deliveries(before_ms, limit)
+        pruned = len(settled[:limit]) + self._prune_deliveries(before_ms, limit)
+        return pruned + self._prune_tasks(before_ms, limit)
 
     def _prune_outbox(self, count: int) -> None:
         if count:

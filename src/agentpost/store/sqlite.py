@@ -1,7 +1,7 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
 This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `mirrors`,
-`agents`, `incidents`, `joining`, `room_log` and `blobs`; reading the outbox is in `outbox` and `streams`.
+`agents`, `incidents`, `joining`, `room_log`, `tasks` and `blobs`; reading the outbox is in `outbox` and `streams`.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import EventId, InviteId
+from agentpost.protocol.ids import EventId, InviteId, TaskId
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store import (
     agents,
     blobs,
@@ -29,8 +30,10 @@ from agentpost.store import (
     joining,
     mirrors,
     outbox,
+    rebuilding,
     room_log,
     streams,
+    tasks,
 )
 from agentpost.store.database import Database
 from agentpost.store.home import Home
@@ -65,6 +68,8 @@ from agentpost.store.values import (
     StoredEvent,
     StreamSlice,
     Subscriber,
+    TaskEntry,
+    TasksRebuilt,
 )
 from agentpost.store.writer import Writer
 
@@ -291,6 +296,22 @@ class SqliteStore:
 
     def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]:
         return inbox.quarantined(self._reader(), limit)
+
+    # Tasks
+
+    def task(self, task_id: TaskId) -> TaskRecord | None:
+        return tasks.task(self._reader(), task_id)
+
+    def tasks(
+        self, *, after: str = "", limit: int = 256, open_only: bool = False, newest_first: bool = False
+    ) -> list[TaskRecord]:
+        return tasks.tasks(self._reader(), after=after, limit=limit, open_only=open_only, newest_first=newest_first)
+
+    def task_events(self, task_id: TaskId) -> list[TaskEntry]:
+        return tasks.task_events(self._reader(), task_id)
+
+    def rebuild_tasks(self, *, check_only: bool = False) -> "asyncio.Future[TasksRebuilt]":
+        return self._writer.submit(lambda tx: rebuilding.rebuild_tasks(tx, check_only=check_only))
 
     # Cursors and compaction
 

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.tasks import TASK_EVENTS
+from agentpost.store import tasks
 from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 from agentpost.store.rules import chain_after, encode_for_outbox, foreign_source, unplaced
@@ -41,12 +43,15 @@ class Transaction:
         self._streams = GrowingStreams(database)
         # What new deliveries have in common, and what each has alone, in one piece.
         self._deliveries: dict[tuple[object, ...], list[str]] = {}
+        self.tasks = tasks.open_book(database, self.node_id)
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
         seq, chain, node_id, packed, streams = self.seq, self._chain, self.node_id, self._packed, self._streams
         stored = self._events
+        # Most events concern no task: the mark is set before the first that does.
+        mark = None
         gathered, in_streams, known = len(packed), len(streams), len(stored)
         try:
             for event in events:
@@ -61,6 +66,9 @@ class Transaction:
                 stored.append(StoredEvent(seq=seq, chain=chain, raw=body))
                 if event.to_nodes:
                     streams.extend(event.to_nodes, seq, body)
+                if type(event) in TASK_EVENTS:
+                    mark = mark or self.tasks.mark()
+                    self.tasks.say(event, body)
             if deliveries:
                 for common, alone in _placed(deliveries, events, self.seq):
                     self._deliveries.setdefault(common, []).append(alone)
@@ -68,6 +76,8 @@ class Transaction:
             # What cannot be written leaves no trace, nor do those before it.
             del packed[gathered:], stored[known:]
             streams.shorten(in_streams)
+            if mark is not None:
+                self.tasks.go_back(mark)
             raise
         self.database.writes += 1
         appended = Appended(first_seq=self.seq + 1, last_seq=seq)
@@ -76,7 +86,7 @@ class Transaction:
 
     def flush(self) -> None:
         """Write what was gathered, so that statements can see it."""
-        if self._streams or self._deliveries:
+        if self._streams or self._deliveries or self.tasks.records:
             # More than one statement: they need a transaction, if there is none yet.
             self.database.begin_if_none()
         if self._packed:
@@ -87,6 +97,7 @@ class Transaction:
             for common, alone in self._deliveries.items():
                 self.database.run_packed(SQL.add_deliveries, common, alone)
             self._deliveries = {}
+        tasks.write_book(self.database, self.tasks)
 
     def begin(self, *, only_appends: bool) -> None:
         """Begin. Appends are written at the commit, and by one statement if they can: a transaction by itself."""
@@ -109,6 +120,7 @@ class Transaction:
     def rollback(self) -> None:
         self._packed, self._deliveries, self._events = [], {}, []
         self._streams.forget()
+        self.tasks.clear()
         self.seq, self._chain, self.inbox_seq = self._durable
         self.database.rollback()
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from agentpost.protocol.codec import Unreadable
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
-from agentpost.protocol.ids import EventId, InviteId
+from agentpost.protocol.ids import EventId, InviteId, TaskId
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.protocol.snapshot import NodeTier
 
@@ -23,6 +23,7 @@ __all__ = [
     "Blob",
     "Compacted",
     "Cursor",
+    "Desk",
     "Head",
     "Inbound",
     "Incident",
@@ -45,6 +46,8 @@ __all__ = [
     "StreamEvent",
     "StreamSlice",
     "Subscriber",
+    "TaskEntry",
+    "TasksRebuilt",
 ]
 
 CHAIN_START: Final = bytes(32)
@@ -105,15 +108,30 @@ class StreamSlice(Struct, frozen=True, kw_only=True):
     events: tuple[StreamEvent, ...]
 
 
+class Desk(Struct, frozen=True, kw_only=True):
+    """What the gateway itself does with an event about a task, decided by the task as it is in that transaction.
+
+    `refused` has the ACKs for an event that its sender could not say: they stand in the place of the others. If the
+    gateway `closes` the event no agent is engaged with it: its row is opened and settled at once. `tells` are events
+    that follow a claim which won (TASK-6).
+    """
+
+    refused: dict[str, Event] = {}
+    closes: bool = False
+    tells: tuple[Event, ...] = ()
+
+
 class Inbound(Struct, frozen=True, kw_only=True):
     """One event that was read, and an `accepted` ACK for each local agent that is to get it.
 
-    An event without recipients here (an ACK, say) only moves the cursor and the deliveries it speaks of.
+    An event without recipients here (an ACK, say) only moves the cursor and the deliveries it speaks of. One with a
+    `desk` changes a task.
     """
 
     event: Event
     raw: bytes
     acks: dict[str, Event] = {}
+    desk: Desk | None = None
 
 
 class Acceptance(Struct, frozen=True, kw_only=True):
@@ -139,11 +157,14 @@ class Acceptance(Struct, frozen=True, kw_only=True):
 class Accepted(Struct, frozen=True, kw_only=True):
     """What a batch changed: the (event, agent) pairs that are new here, and those that were known.
 
-    `inbox_seqs` has the place of each new pair in the inbox.
+    `inbox_seqs` has the place of each new pair in the inbox. `closed` are new too, and settled already: the gateway
+    dealt with them. `tasks` are those that the batch changed.
     """
 
     new: tuple[tuple[EventId, str], ...]
     inbox_seqs: tuple[int, ...] = ()
+    closed: tuple[tuple[EventId, str], ...] = ()
+    tasks: tuple[TaskId, ...] = ()
     repeated: tuple[tuple[EventId, str], ...]
     orphans: tuple[Change, ...]
     cursor_seq: int
@@ -417,3 +438,23 @@ class Blob(Struct, frozen=True, kw_only=True):
     chunk_bytes: int
     chunks: int
     complete: bool
+
+
+class TaskEntry(Struct, frozen=True, kw_only=True):
+    """One event that concerns a task: said by this gateway, or heard. `place` is its place among all of them."""
+
+    place: int = 0
+    task_id: TaskId
+    event_id: EventId
+    is_own: bool
+    at_ms: int
+    raw: bytes
+
+
+class TasksRebuilt(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What folding all events again came to. `differing` are the tasks that were kept otherwise."""
+
+    tasks: int
+    events: int
+    differing: tuple[TaskId, ...]
+    recovered_events: int = 0

@@ -14,7 +14,7 @@ from agentpost.edges.cli.output import Format, FormatOption, ago, print_json, pr
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["register"]
+__all__ = ["only_agent", "register"]
 
 # Shorter than the client's patience with the gateway.
 _LOOK_SECONDS: Final = 5.0
@@ -66,7 +66,7 @@ def send(
     receipt: dict[str, Any] = client.post(
         "/ansible/messages",
         {
-            "fromAgentId": sender or _only_agent(client),
+            "fromAgentId": sender or only_agent(client),
             "toAgents": to or [],
             "requiredCapabilities": capability or [],
             "subject": subject,
@@ -96,7 +96,7 @@ def inbox(
 ) -> None:
     """What came for an agent, oldest first. Looking changes nothing."""
     client = OperatorClient(home_of(None, home=home))
-    name = agent or _only_agent(client)
+    name = agent or only_agent(client)
     lines: list[dict[str, Any]] = client.get(
         path_of("ansible", "agents", name, "inbox"), {"limit": limit, "only_open": "true" if only_open else "false"}
     )
@@ -134,7 +134,7 @@ def fetch(
     patience = 0 if wait is None else seconds_of(wait, field="wait")
     # The gateway keeps its word a little late; the line must not be cut before that.
     client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
-    name = agent or _only_agent(client)
+    name = agent or only_agent(client)
     body = {"limit": limit, "waitSeconds": patience}
     fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
     if output is Format.JSON:
@@ -163,7 +163,7 @@ def read(
 ) -> None:
     """One message in full. Reading never consumes it: the agent still gets it."""
     client = OperatorClient(home_of(None, home=home))
-    path = path_of("ansible", "agents", agent or _only_agent(client), "inbox", event_id)
+    path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id)
     message: dict[str, Any] = client.get(path, {"mark": "false" if peek else "true"})
     if output is Format.JSON:
         print_json(message)
@@ -187,7 +187,7 @@ def reply(
     """Answer a message as the agent it came for. If it was still open, this settles it."""
     client = OperatorClient(home_of(None, home=home))
     text = sys.stdin.read() if body == "-" else body
-    path = path_of("ansible", "agents", agent or _only_agent(client), "inbox", event_id, "reply")
+    path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "reply")
     answered: dict[str, Any] = client.post(path, {"body": text})
     if output is Format.JSON:
         print_json(answered)
@@ -261,7 +261,7 @@ def resolve(
 ) -> None:
     """Decide about a message that a crash cut off while the agent had it. Only you can know whether it did the work."""
     client = OperatorClient(home_of(None, home=home))
-    path = path_of("ansible", "agents", agent or _only_agent(client), "inbox", event_id, "resolve")
+    path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "resolve")
     done: dict[str, Any] = client.post(path, {"how": how})
     if output is Format.JSON:
         print_json(done)
@@ -309,7 +309,8 @@ def _print_deliveries(found: dict[str, Any]) -> None:
         stdout.print(f"  {escape(delivery['toAgentId'])}: {delivery['state']} {escape(said)}", highlight=False)
 
 
-def _only_agent(client: OperatorClient) -> str:
+def only_agent(client: OperatorClient) -> str:
+    """The agent of a gateway that has one; a refusal that asks which one, if there are several."""
     agents: list[dict[str, Any]] = client.get("/ansible/agents")
     if len(agents) == 1:
         return agents[0]["agentId"]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from agentpost import __version__
-from agentpost.edges.cli import gateway, mail, mesh
+from agentpost.edges.cli import gateway, mail, mesh, tasks
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
 from agentpost.edges.cli.deadletters import deadletters_app
@@ -42,6 +42,7 @@ app = typer.Typer(
 gateway.register(app)
 mesh.register(app)
 mail.register(app)
+tasks.register(app)
 app.add_typer(agents_app, name="agents")
 app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(incidents_app, name="incidents")

@@ -12,6 +12,9 @@ SELECT CAST(CAST(substr(value, 31, 20) AS TEXT) AS INTEGER), CAST(substr(value, 
   rtrim(CAST(substr(value, 71, 31) AS TEXT))
 FROM carray(?4)
 
+-- name: inbox_slice
+SELECT seq, body, received_at_ms FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?
+
 -- name: inbox_bodies
 SELECT event_id, body FROM inbox WHERE event_id IN carray(?)
 
@@ -25,6 +28,11 @@ SELECT event_id, to_agent_id, inbox_seq FROM ledger WHERE event_id IN carray(?)
 -- Each value is 30 characters of event id, and the place in the inbox.
 INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms)
 SELECT substr(value, 1, 30), ?1, CAST(substr(value, 31) AS INTEGER), 'queued', ?2 FROM carray(?3)
+
+-- name: close_ledger_entries
+-- The same for what the gateway has dealt with already.
+INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms, settled_at_ms, outcome, error)
+SELECT substr(value, 1, 30), ?1, CAST(substr(value, 31) AS INTEGER), 'settled', ?2, ?2, ?3, ?4 FROM carray(?5)
 
 -- name: ledger_entry
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,

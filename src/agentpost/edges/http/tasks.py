@@ -1,0 +1,150 @@
+"""Tasks over HTTP, for the agents and people of this machine (`/ansible/tasks…`).
+
+Served on the operator's socket: whoever can open that owns the home.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from litestar import get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body, Parameter
+from msgspec import Struct
+
+from agentpost.gateway import Gateway
+from agentpost.store.values import TasksRebuilt
+from agentpost.work.offering import NewTask, Offered
+from agentpost.work.tasks import Moved, Role, TaskLine, TaskView
+
+__all__ = ["task_routes"]
+
+_MOST_LINES: Final = 500
+
+Limit = Annotated[int, Parameter(ge=1, le=_MOST_LINES, description="How many at most.")]
+Before = Annotated[str, Parameter(description="The last task id of the page before.")]
+
+
+class ClaimTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Who accepts, and when it will be done: one of `etaSeconds` and `etaAt`."""
+
+    agent_id: str
+    eta_seconds: int | None = None
+    eta_at: str | None = None
+    plan_summary: str | None = None
+
+
+class UpdateTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """How it goes. `revisedEtaSeconds` counts from now."""
+
+    agent_id: str
+    status: str = "in_progress"
+    progress: int | None = None
+    revised_eta_at: str | None = None
+    revised_eta_seconds: int | None = None
+    note: str | None = None
+    notify: bool = False
+
+
+class CompleteTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """How it ended. `installedVersion` and `installedAt` are for tasks that distribute a skill."""
+
+    agent_id: str
+    result_summary: str
+    output: Any = None
+    result_ref: str | None = None
+    installed_version: str | None = None
+    installed_at: str | None = None
+
+
+class FailTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Why it ended: a word that programs sort by, and a sentence for people."""
+
+    agent_id: str
+    error_summary: str
+    failure_class: str = "failed"
+
+
+class Rebuild(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    check: bool = False
+
+
+def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
+    """The routes of one gateway's tasks."""
+
+    @post("/ansible/tasks", status_code=202, summary="Create a task", tags=["tasks"])
+    async def create(data: Annotated[NewTask, Body()]) -> Offered:
+        """Answered once the task is durable here. With several targets the first one that claims it has it."""
+        return await gateway.office.tasks.create(data)
+
+    @post("/ansible/tasks/each", status_code=202, summary="Create a task for each target", tags=["tasks"])
+    async def create_each(data: Annotated[NewTask, Body()]) -> list[Offered]:
+        """For work that all targets have to do: one task for each of them, in one conversation."""
+        return await gateway.office.tasks.create_each(data)
+
+    @get("/ansible/tasks", sync_to_thread=False, summary="List tasks", tags=["tasks"])
+    def list_tasks(
+        agent: str | None = None,
+        role: Role | None = None,
+        only_open: bool = False,
+        limit: Limit = 50,
+        before: Before = "",
+    ) -> list[TaskLine]:
+        """The tasks that this gateway knows, the newest first."""
+        return gateway.office.tasks.list(agent_id=agent, role=role, open_only=only_open, limit=limit, before=before)
+
+    @get("/ansible/tasks/{task_id:str}", sync_to_thread=False, summary="Show a task", tags=["tasks"])
+    def show(task_id: str) -> TaskView:
+        """Where it stands, and what was said about it."""
+        return gateway.office.tasks.show(task_id)
+
+    @post("/ansible/tasks/{task_id:str}/claim", status_code=200, summary="Claim a task", tags=["tasks"])
+    async def claim(task_id: str, data: Annotated[ClaimTask, Body()]) -> Moved:
+        """Accept it, with an ETA. While the verdict is `pending` the work must not begin."""
+        return await gateway.office.tasks.claim(
+            task_id,
+            data.agent_id,
+            eta_seconds=data.eta_seconds,
+            eta_at=data.eta_at,
+            plan_summary=data.plan_summary,
+        )
+
+    @post("/ansible/tasks/{task_id:str}/update", status_code=200, summary="Report progress", tags=["tasks"])
+    async def update(task_id: str, data: Annotated[UpdateTask, Body()]) -> Moved:
+        """How it goes, and when it will be done if that has changed. Only who accepted it may."""
+        return await gateway.office.tasks.update(
+            task_id,
+            data.agent_id,
+            status=data.status,
+            progress=data.progress,
+            revised_eta_at=data.revised_eta_at,
+            revised_eta_seconds=data.revised_eta_seconds,
+            note=data.note,
+            notify=data.notify,
+        )
+
+    @post("/ansible/tasks/{task_id:str}/complete", status_code=200, summary="Complete a task", tags=["tasks"])
+    async def complete(task_id: str, data: Annotated[CompleteTask, Body()]) -> Moved:
+        """The requester always hears of it. Output that breaks the contract of the capability is refused."""
+        return await gateway.office.tasks.complete(
+            task_id,
+            data.agent_id,
+            result_summary=data.result_summary,
+            output=data.output,
+            result_ref=data.result_ref,
+            installed_version=data.installed_version,
+            installed_at=data.installed_at,
+        )
+
+    @post("/ansible/tasks/{task_id:str}/fail", status_code=200, summary="Fail a task", tags=["tasks"])
+    async def fail(task_id: str, data: Annotated[FailTask, Body()]) -> Moved:
+        """The requester always hears of it."""
+        return await gateway.office.tasks.fail(
+            task_id, data.agent_id, failure_class=data.failure_class, error_summary=data.error_summary
+        )
+
+    @post("/ansible/rebuild", status_code=200, summary="Rebuild the tasks from their events", tags=["tasks"])
+    async def rebuild(data: Annotated[Rebuild, Body()]) -> TasksRebuilt:
+        """What is listed is a projection. This makes it anew, and says which tasks were kept otherwise."""
+        return await gateway.office.tasks.rebuild(check_only=data.check)
+
+    return [create, create_each, list_tasks, show, claim, update, complete, fail, rebuild]

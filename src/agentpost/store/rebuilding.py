@@ -1,0 +1,94 @@
+"""The tasks, made anew from the events that they come from, and held against what was kept. For an operator.
+
+A home that was restored has its outbox and its inbox, and the table of the events of tasks is empty: they are taken
+from those two first, in the order of time.
+"""
+
+from typing import Final
+
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.ids import EventId, TaskId
+from agentpost.protocol.tasks import TASK_EVENTS
+from agentpost.protocol.timestamps import parse_ms
+from agentpost.store.database import Database, Row
+from agentpost.store.queries import SQL
+from agentpost.store.taskbook import TaskBook, refold
+from agentpost.store.tasks import entry_of, task_row
+from agentpost.store.transaction import Transaction
+from agentpost.store.values import TaskEntry, TasksRebuilt
+
+__all__ = ["rebuild_tasks"]
+
+_ROWS_A_STEP: Final = 5_000
+
+
+def rebuild_tasks(tx: Transaction, *, check_only: bool) -> TasksRebuilt:
+    """Fold all events again; what differs from the kept tasks is told, and replaced unless it is only to be checked."""
+    tx.flush()
+    entries = _all_entries(tx.database)
+    recovered = [] if entries else _recovered(tx.database, tx.node_id)
+    records = refold(entries or recovered, tx.node_id)
+    kept = {TaskId(row[0]): row for row in _pages(tx.database, SQL.task_rows, "")}
+    made = {task_id: task_row(record) for task_id, record in records.items()}
+    differing = sorted(task_id for task_id in kept.keys() | made.keys() if kept.get(task_id) != made.get(task_id))
+    if not check_only:
+        tx.database.run_many(
+            SQL.keep_task_event, [(e.task_id, e.event_id, int(e.is_own), e.at_ms, e.raw) for e in recovered]
+        )
+        tx.database.run(SQL.clear_tasks)
+        tx.database.run_many(SQL.put_task, list(made.values()))
+    return TasksRebuilt(
+        tasks=len(made), events=len(entries), differing=tuple(differing), recovered_events=len(recovered)
+    )
+
+
+def _all_entries(database: Database) -> list[TaskEntry]:
+    return [entry_of(row) for row in _pages(database, SQL.all_task_events, 0)]
+
+
+def _recovered(database: Database, node_id: str) -> list[TaskEntry]:
+    """What outbox and inbox have of tasks. What an agent here said to another one here was said before it was heard."""
+    found: list[tuple[int, bool, Event, bytes]] = []
+    for _, _, body in _pages(database, SQL.outbox_slice, 0):
+        _add(found, body, is_own=True)
+    for _, body, received_at_ms in _pages(database, SQL.inbox_slice, 0):
+        _add(found, body, is_own=False, at_ms=received_at_ms)
+    found.sort(key=lambda each: (each[0], not each[1]))
+    book = TaskBook(node_id, find=_nothing, task_of=_nowhere)
+    for at_ms, is_own, event, raw in found:
+        if not is_own:
+            book.hear(event, raw, at_ms=at_ms)
+            continue
+        try:
+            book.say(event, raw)
+        except Refusal:
+            # It was open when it was said; what it followed from is pruned.
+            continue
+    return book.entries
+
+
+def _add(found: list[tuple[int, bool, Event, bytes]], body: bytes, *, is_own: bool, at_ms: int | None = None) -> None:
+    try:
+        event = decode_event(body)
+    except Refusal:
+        return
+    if type(event) in TASK_EVENTS:
+        found.append((parse_ms(event.created_at) if at_ms is None else at_ms, is_own, event, body))
+
+
+def _pages(database: Database, statement: str, after: object) -> list[Row]:
+    rows: list[Row] = []
+    while page := database.rows(statement, (after, _ROWS_A_STEP)):
+        rows += page
+        after = page[-1][0]
+    return rows
+
+
+def _nothing(_: TaskId) -> None:
+    return None
+
+
+def _nowhere(_: EventId, __: bool) -> None:
+    return None
