@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+import uvloop
 from rich.markup import escape
 
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stdout
@@ -223,7 +224,7 @@ def serve(
     """Serve a mailbox file to other programs, until Ctrl-C."""
     if socket is None and http is None:
         raise typer.BadParameter("say where to serve it: --socket PATH, --http HOST:PORT, or both")
-    asyncio.run(_serve(file, socket, http))
+    uvloop.run(_serve(file, socket, http))
 
 
 async def _serve(file: Path, socket: Path | None, http: str | None) -> None:
