@@ -207,6 +207,11 @@ class Book:
         self._looked_back_to = _START if end is None else (end[0], end[1])
         return self._database.changed_rows() - before
 
+    def waiting_abroad(self, *, now_ms: int) -> list[str]:
+        """The sessions with an @ in their names for which something is pending."""
+        self.sweep(now_ms=now_ms)
+        return [name for (name,) in self._database.rows(SQL.waiting_abroad)]
+
     def state_of(self, session_name: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, and why it is a dead letter; None for what is purged or never was."""
         try:

@@ -40,6 +40,7 @@ class FileMailbox:
         self._database = database
         self._worker = worker
         self._waiting: set[asyncio.Future[None]] = set()
+        self._is_released = False
         self._until_forgetting = LOOKED_BACK_AT // 4
 
     @classmethod
@@ -111,11 +112,12 @@ class FileMailbox:
             # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
             found = await self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
             left = until - loop.time()
-            if found or left <= 0:
+            if found or left <= 0 or self._is_released:
                 return found
-            await self._wait_for_news(min(left, _LOOK_EVERY_SECONDS))
+            await self.wait_for_news(min(left, _LOOK_EVERY_SECONDS))
 
-    async def _wait_for_news(self, seconds: float) -> None:
+    async def wait_for_news(self, seconds: float) -> None:
+        """Until something is enqueued here, or the time is over. What other processes enqueue is not heard."""
         loop = asyncio.get_running_loop()
         news: asyncio.Future[None] = loop.create_future()
         self._waiting.add(news)
@@ -125,6 +127,11 @@ class FileMailbox:
         finally:
             timer.cancel()
             self._waiting.discard(news)
+
+    def release(self) -> None:
+        """Let nobody wait any longer, nor from now on: for a server that is about to stop."""
+        self._is_released = True
+        self._tell_those_who_wait()
 
     def _tell_those_who_wait(self) -> None:
         for news in self._waiting:
@@ -174,6 +181,10 @@ class FileMailbox:
     async def state_of(self, session: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
         return await self._swept(lambda: self._book.state_of(session, msg_id))
+
+    async def waiting_abroad(self) -> list[str]:
+        """The sessions with an @ in their names for which something is pending."""
+        return await self._run(lambda now_ms: self._book.waiting_abroad(now_ms=now_ms), must_last=False)
 
     async def sweep(self) -> int:
         """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""

@@ -15,7 +15,7 @@ Ids and session names are data: any text that is not empty, NUL and slashes incl
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Final, Self, TypeVar, cast
@@ -37,6 +37,7 @@ __all__ = [
     "encode_message",
     "from_wire",
     "restored_message",
+    "spelled",
     "to_wire",
     "MAILBOX",
     "MailboxState",
@@ -276,6 +277,12 @@ def from_wire(kind: type[W], wire: object) -> W:
         return msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
+
+
+def spelled(extra: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of a message's unknown fields that have one of these names, in snake_case or camelCase."""
+    either = {spelling: name for name in names for spelling in (_camel(name), name)}
+    return {either[name]: value for name, value in extra.items() if name in either}
 
 
 def to_wire(

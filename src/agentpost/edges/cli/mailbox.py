@@ -17,6 +17,7 @@ from rich.markup import escape
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stdout
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.mailbox.sweeping import keep_swept
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, to_wire
 from agentpost.store.home import write_private
@@ -228,7 +229,7 @@ def serve(
 
 
 async def _serve(file: Path, socket: Path | None, http: str | None) -> None:
-    from agentpost.edges.mailbox.serving import keep_swept, serve_http
+    from agentpost.edges.mailbox.serving import serve_http
     from agentpost.edges.mailbox.unix import serve_unix
 
     stopping = asyncio.Event()

@@ -35,3 +35,6 @@ CREATE INDEX messages_in_flight ON messages (due_at_ms) WHERE state = 'in_flight
 CREATE INDEX messages_held ON messages (session, sender, due_at_ms) WHERE state = 'pending' AND due_at_ms > 0;
 
 DROP INDEX remembered_by_age;
+
+-- Sessions that are addresses, agent@node: a gateway sends on what waits there.
+CREATE INDEX sessions_abroad ON sessions (id) WHERE instr(name, '@') > 0;

@@ -9,6 +9,9 @@ SELECT id FROM sessions WHERE name = ?
 -- name: session_and_last
 SELECT id, pending, (SELECT max(id) FROM messages) FROM sessions WHERE name = ?
 
+-- name: waiting_abroad
+SELECT name FROM sessions WHERE instr(name, '@') > 0 AND pending > 0 ORDER BY id
+
 -- name: count_pending
 UPDATE sessions SET pending = pending + ? WHERE id = ?
 
