@@ -18,9 +18,12 @@ from agentpost.auth.limits import Limits, address_rate, token_rate
 from agentpost.auth.wire import Entry, Whois
 from agentpost.config import Settings, save_settings
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.forwarding import Forwarder
 from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.ports import Runtime
 from agentpost.lake.settings import require_pyarrow
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.sweeping import keep_swept
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
@@ -114,6 +117,7 @@ class Gateway:
         self._host: RoomHost | None = None
         self._engine: Engine | None = None
         self._office: Office | None = None
+        self._mailbox: FileMailbox | None = None
         # Where the outboxes are exported to; None for a gateway without a lake.
         self.lake: LakeService | None = None
         self._started_ms = 0
@@ -153,6 +157,13 @@ class Gateway:
         if self._office is None:
             raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
         return self._office
+
+    @property
+    def mailbox(self) -> FileMailbox:
+        """For the programs of this machine; what they put under `agent@node` travels the mesh."""
+        if self._mailbox is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._mailbox
 
     async def start(self) -> None:
         """Claim the home and open what is in it."""
@@ -206,6 +217,7 @@ class Gateway:
             self.lake = self._open_lake()
             self._engine.keeper.hold(self.lake.held_after)
         await self._engine.start()
+        self._open_mailbox(self._engine)
         if self.lake is not None:
             self.lake.start()
         save_settings(self.settings)
@@ -214,6 +226,12 @@ class Gateway:
         if self.settings.insecure_no_proof:
             _log.warning("nodes are let in without a proof of their key (--insecure-no-proof): this is for a lab")
         _log.info("gateway %s is ready", self.settings.node_id)
+
+    def _open_mailbox(self, engine: Engine) -> None:
+        self._mailbox = FileMailbox.open(Home(self.settings.home).mailbox, clock=self.clock)
+        forwarder = Forwarder(self._mailbox, store=self.store, room=engine.room, publisher=engine.publisher)
+        self.tasks.spawn(keep_swept(self._mailbox), name="mailbox sweeper")
+        self.tasks.spawn(forwarder.run(), name="forwarder")
 
     def _open_lake(self) -> "LakeService":
         if self.settings.lake is None:
@@ -241,6 +259,8 @@ class Gateway:
             # Who waits for mail, or for the end of some, would hold up the doors.
             self._engine.pull.release()
             self._engine.outcomes.release()
+        if self._mailbox is not None:
+            self._mailbox.release()
         self.stopping.set()
 
     async def stop(self) -> None:
@@ -251,6 +271,8 @@ class Gateway:
         if self.lake is not None:
             await self.lake.close()
         await self.tasks.close()
+        if self._mailbox is not None:
+            await self._mailbox.close()
         if self._host is not None and self.phase is not Phase.FAILED:
             await self._host.stop()
         if self._store is not None:

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from agentpost.edges.mailbox.serving import Sweepable
 from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.mailbox.sweeping import Sweepable
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import MailboxMessage, MailboxState
 from agentpost.testing import FakeClock

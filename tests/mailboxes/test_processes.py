@@ -51,9 +51,12 @@ def work_until_killed(path: str, first: int) -> None:
     async def write(mailbox: FileMailbox) -> None:
         number = first
         while True:
-            number += 1
-            await mailbox.enqueue(message(f"m{number}", created_at=number))
-            say(json.dumps(["queued", f"m{number}"]))
+            # More than the other one can handle, so that something is left whenever it ends.
+            fresh = [message(f"m{number + n}", created_at=number + n) for n in range(1, 6)]
+            number += len(fresh)
+            await mailbox.enqueue_many(fresh)
+            for each in fresh:
+                say(json.dumps(["queued", each.msg_id]))
 
     async def handle(mailbox: FileMailbox) -> None:
         while True:

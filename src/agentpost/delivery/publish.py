@@ -97,10 +97,13 @@ class Publisher:
         self._max_inline_bytes = max_inline_bytes
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
 
-    async def send(self, request: SendRequest, *, before: Before | None = None) -> Receipt:
+    async def send(
+        self, request: SendRequest, *, before: Before | None = None, event_id: EventId | None = None
+    ) -> Receipt:
         """Publish a message of a local agent. Returns once it would survive a power loss (PIPE-3).
 
-        `before` hears of the event and its recipients before anybody else can: for whoever waits for its outcome.
+        `before` hears of the event and its recipients before anybody else can: for whoever waits for its outcome. An
+        `event_id` is for whoever has to recognise the event after a crash; the outbox must not have it yet.
 
         An agent that no gateway has gets a dead letter at once, as ROUTE-3 has it, even if it is the only recipient:
         what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
@@ -112,7 +115,7 @@ class Publisher:
             required_capabilities=request.required_capabilities,
         )
         placement, now_ms = self.place(wanted)
-        event = self._message(request, placement, now_ms)
+        event = self._message(request, placement, now_ms, event_id or self._ids.make(EventId))
         _check_in_time(event, now_ms)
         if before is not None:
             before(event.event_id, placement.to_agents)
@@ -259,8 +262,7 @@ class Publisher:
         trace = replace(event.trace, engaged_by=engaged_by({**everybody, **nodes}))
         return replace(self._sealer.share(event, to_nodes=to_nodes), to_nodes=to_nodes, trace=trace)
 
-    def _message(self, request: SendRequest, placement: Placement, now_ms: int) -> MessageEvent:
-        event_id = self._ids.make(EventId)
+    def _message(self, request: SendRequest, placement: Placement, now_ms: int, event_id: EventId) -> MessageEvent:
         return MessageEvent(
             event_id=event_id,
             source_node_id=self._store.node_id,

@@ -6,17 +6,17 @@ The limits beside it are APSW's own: one row and one commit each, in the same ru
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from agentpost.bench.measure import Metric, Say
+from agentpost.bench.measure import Metric, Say, seconds_of
 from agentpost.edges.mailbox.carriers import HttpCarrier
-from agentpost.edges.mailbox.serving import serve_http
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxPolicy
 from agentpost.mailbox.remote import RemoteMailbox
@@ -29,8 +29,7 @@ _BATCH: Final = 64
 _SINGLE: Final = 600
 _BATCHED: Final = 64 * 200
 _HTTP_CLIENTS: Final = 16
-_HTTP_BATCH: Final = 32
-_HTTP_ROUNDS: Final = 12
+_HTTP_ROUNDS: Final = 24
 _OPERATIONS: Final = 200
 _SMALL: Final = 100
 # A day is not enough where a million messages have to be made first on a slow machine.
@@ -52,17 +51,28 @@ async def _bench(root: Path, rounds: int, backlog: int, say: Say) -> list[Metric
     for turn in range(rounds):
         say(f"in process and over HTTP, round {turn + 1} of {rounds}")
         note("raw", _raw_commits(root / f"raw-{turn}.db"))
-        async with FileMailbox.open(root / f"mail-{turn}.db", policy=_POLICY) as mailbox:
-            for name, value in (await _rates(mailbox)).items():
+        async with FileMailbox.open(root / f"alone-{turn}.db", policy=_POLICY, blocking=True) as mailbox:
+            for name, value in (await _one_by_one(mailbox)).items():
                 note(name, value)
-            note("http", await _over_http(mailbox))
+        async with FileMailbox.open(root / f"mail-{turn}.db", policy=_POLICY) as mailbox:
+            for name, value in {**await _one_by_one(mailbox), **await _batched(mailbox)}.items():
+                note(f"thread {name}", value)
+        note("raw", _raw_commits(root / f"raw-again-{turn}.db"))
+        async with _server(root / f"http-{turn}.db") as (url, token):
+            note("http", await _over_http(url, token, batch=_BATCH, rounds=_HTTP_ROUNDS))
+            note("http single", await _over_http(url, token, batch=1, rounds=_HTTP_ROUNDS))
     best = {name: max(values) for name, values in figures.items()}
+    raw = best["raw"]
+    clients = f"over HTTP, {_HTTP_CLIENTS} clients"
     metrics = [
-        Metric.of("enqueue, one by one", best["enqueue"], "1/s", against=best["raw"]),
-        Metric.of("dequeue and ack, one by one", best["take"], "1/s", against=best["raw"]),
-        Metric.of(f"enqueue, {_BATCH} at a time", best["enqueue_many"], "1/s"),
-        Metric.of(f"dequeue and ack, {_BATCH} at a time", best["take_many"], "1/s"),
-        Metric.of(f"enqueue, dequeue, ack over HTTP, {_HTTP_CLIENTS} clients", best["http"], "1/s"),
+        Metric.of("enqueue, one by one", best["enqueue"], "1/s", against=raw),
+        Metric.of("dequeue and ack, one by one", best["take"], "1/s", against=raw),
+        Metric.of("enqueue, one by one, in a thread", best["thread enqueue"], "1/s", against=raw),
+        Metric.of("dequeue and ack, one by one, in a thread", best["thread take"], "1/s", against=raw),
+        Metric.of(f"enqueue, {_BATCH} at a time", best["thread enqueue_many"], "1/s"),
+        Metric.of(f"dequeue and ack, {_BATCH} at a time", best["thread take_many"], "1/s"),
+        Metric.of(f"enqueue, dequeue, ack {clients}, {_BATCH} at a time", best["http"], "1/s"),
+        Metric.of(f"enqueue, dequeue, ack {clients}, one at a time", best["http single"], "1/s"),
     ]
     return metrics + await _flatness(root, rounds, backlog, say)
 
@@ -72,23 +82,21 @@ def _raw_commits(path: Path) -> float:
     database = Database.open_shared(path, FileKind.MAILBOX, busy_timeout_ms=1_000)
     database.run("CREATE TABLE raw (id INTEGER PRIMARY KEY, body BLOB)")
     body = os.urandom(200)
-    start = time.perf_counter()
-    for number in range(_SINGLE):
-        database.run("INSERT INTO raw VALUES (?, ?)", (number, body))
-    rate = _SINGLE / (time.perf_counter() - start)
+
+    def add(first: int) -> None:
+        for number in range(first, first + _SINGLE):
+            database.run("INSERT INTO raw VALUES (?, ?)", (number, body))
+
+    # Once around, because a log that grows is slower than one that is written over.
+    database.sync_commits(False)
+    add(0)
+    database.sync_commits(True)
+    rate = _SINGLE / seconds_of(lambda: add(_SINGLE))
     database.close()
     return rate
 
 
-async def _rates(mailbox: FileMailbox) -> dict[str, float]:
-    single, many = _messages("single", _SINGLE), _messages("many", _BATCHED)
-    rates: dict[str, float] = {}
-
-    async def timed(name: str, count: int, work: Awaitable[None]) -> None:
-        start = time.perf_counter()
-        await work
-        rates[name] = count / (time.perf_counter() - start)
-
+async def _one_by_one(mailbox: FileMailbox) -> dict[str, float]:
     async def enqueue() -> None:
         for message in single:
             await mailbox.enqueue(message)
@@ -96,6 +104,16 @@ async def _rates(mailbox: FileMailbox) -> dict[str, float]:
     async def take() -> None:
         while (message := await mailbox.dequeue("bob")) is not None:
             await mailbox.ack("bob", message.msg_id)
+
+    single = _messages("warm", _SINGLE)
+    await mailbox.enqueue_many(single)
+    await take()
+    single = _messages("single", _SINGLE)
+    return {"enqueue": await _rate(_SINGLE, enqueue()), "take": await _rate(_SINGLE, take())}
+
+
+async def _batched(mailbox: FileMailbox) -> dict[str, float]:
+    many = _messages("many", _BATCHED)
 
     async def enqueue_many() -> None:
         for at in range(0, len(many), _BATCH):
@@ -105,28 +123,53 @@ async def _rates(mailbox: FileMailbox) -> dict[str, float]:
         while found := await mailbox.dequeue_many("bob", _BATCH):
             await mailbox.ack_many("bob", [each.msg_id for each in found])
 
-    await timed("enqueue", _SINGLE, enqueue())
-    await timed("take", _SINGLE, take())
-    await timed("enqueue_many", _BATCHED, enqueue_many())
-    await timed("take_many", _BATCHED, take_many())
-    return rates
+    return {
+        "enqueue_many": await _rate(_BATCHED, enqueue_many()),
+        "take_many": await _rate(_BATCHED, take_many()),
+    }
 
 
-async def _over_http(mailbox: FileMailbox) -> float:
-    """Messages a second through all three calls; each client has a session of its own, and sends a few at a time."""
+async def _rate(count: int, work: Awaitable[object]) -> float:
+    start = time.perf_counter()
+    await work
+    return count / (time.perf_counter() - start)
 
-    async def client(url: str, number: int) -> None:
-        session = f"client-{number}"
-        async with RemoteMailbox(HttpCarrier(url)) as remote:
-            for turn in range(_HTTP_ROUNDS):
-                await remote.enqueue_many(_messages(f"{number}-{turn}", _HTTP_BATCH, to=session))
-                found = await remote.dequeue_many(session, _HTTP_BATCH)
-                await remote.ack_many(session, [each.msg_id for each in found])
 
-    async with serve_http(mailbox, host="127.0.0.1", port=0, token=None) as url:
-        start = time.perf_counter()
-        await asyncio.gather(*(client(url, number) for number in range(_HTTP_CLIENTS)))
-        return _HTTP_CLIENTS * _HTTP_ROUNDS * _HTTP_BATCH / (time.perf_counter() - start)
+@contextlib.asynccontextmanager
+async def _server(file: Path) -> AsyncGenerator[tuple[str, str]]:
+    """A mailbox served by a process of its own, as `agentpost mailbox serve` does; gives its address and its token."""
+    command = (sys.executable, "-m", "agentpost", "mailbox", "serve", "--file", str(file), "--http", "127.0.0.1:0")
+    server = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        if server.stderr is None:
+            raise RuntimeError("the server has no output")
+        url = (await server.stderr.readline()).split()[0].decode()
+        yield url, file.with_name(file.name + ".token").read_text().strip()
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def _over_http(url: str, token: str, *, batch: int, rounds: int) -> float:
+    """Messages a second through all three calls; each client has a session of its own."""
+
+    async def once(remote: RemoteMailbox, session: str, turn: int) -> None:
+        await remote.enqueue_many(_messages(f"{batch}-{turn}", batch, to=session))
+        found = await remote.dequeue_many(session, batch)
+        await remote.ack_many(session, [each.msg_id for each in found])
+
+    async def client(remote: RemoteMailbox, session: str) -> None:
+        for turn in range(1, rounds + 1):
+            await once(remote, session, turn)
+
+    async with contextlib.AsyncExitStack() as stack:
+        remotes = {f"client-{n}": RemoteMailbox(HttpCarrier(url, token=token)) for n in range(_HTTP_CLIENTS)}
+        for remote in remotes.values():
+            await stack.enter_async_context(remote)
+        # Connected, and everything loaded.
+        await asyncio.gather(*(once(remote, session, 0) for session, remote in remotes.items()))
+        everybody = asyncio.gather(*(client(remote, session) for session, remote in remotes.items()))
+        return await _rate(_HTTP_CLIENTS * rounds * batch, everybody)
 
 
 async def _flatness(root: Path, rounds: int, backlog: int, say: Say) -> list[Metric]:

@@ -5,5 +5,6 @@
 - `worker`     the thread that runs the work on the file, many pieces in one transaction
 - `book`       the operations themselves, inside a transaction
 - `picking`    which message is next
+- `sweeping`   what time asks for, while nobody calls
 - `memory`     the same in memory
 """

@@ -14,23 +14,27 @@ MAX_NAME_BYTES: Final = 64 * 1024
 MAX_EXTENSION_SECONDS: Final = 86_400
 
 
-def check_messages(messages: Sequence[MailboxMessage]) -> None:
+def check_messages(messages: Sequence[MailboxMessage]) -> list[bytes]:
+    """Refuse what nobody may enqueue; gives the messages as JSON."""
     check_batch(len(messages))
+    bodies: list[bytes] = []
     for message in messages:
         for field, name in (("msg_id", message.msg_id), ("from", message.sender), ("to", message.to)):
             check_name(name, field)
         try:
-            size = len(encode_message(message))
+            body = encode_message(message)
         except (UnicodeEncodeError, TypeError):
             raise Refusal(Code.INVALID_FIELD, "the message cannot be written as JSON", field="payload") from None
-        if size > MAX_MESSAGE_BYTES:
-            raise Refusal(Code.TOO_LARGE, f"{size} bytes are more than the {MAX_MESSAGE_BYTES} a message may have")
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise Refusal(Code.TOO_LARGE, f"{len(body)} bytes are more than the {MAX_MESSAGE_BYTES} a message may have")
+        bodies.append(body)
+    return bodies
 
 
 def check_name(name: str, field: str) -> None:
     """Refuse what is no name: nothing, too much, or text that is not Unicode. Anything else is one (MBX-11)."""
     try:
-        size = len(name.encode())
+        size = len(name) if name.isascii() else len(name.encode())
     except UnicodeEncodeError:
         raise Refusal(Code.INVALID_FIELD, f"{field} is not Unicode text", field=field) from None
     if not 0 < size <= MAX_NAME_BYTES:

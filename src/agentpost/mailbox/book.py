@@ -3,13 +3,12 @@
 Whatever can be refused is refused before the first write, so a refusal leaves the transaction as it was.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from agentpost.mailbox.interface import MailboxPolicy
-from agentpost.mailbox.picking import Picker, Stored, stored
+from agentpost.mailbox.picking import Picked, Picker, Stored, stored
 from agentpost.mailbox.statements import SQL
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.machine import walk
@@ -21,18 +20,18 @@ from agentpost.protocol.mailbox import (
     MailboxSignal,
     MailboxState,
     MessageSummary,
-    decode_message,
-    encode_message,
     nack_outcome,
+    restored_message,
 )
-from agentpost.store.database import Database
+from agentpost.store.database import Database, Row
 
-__all__ = ["Book"]
+__all__ = ["LOOKED_BACK_AT", "Book"]
 
 # What one call does of the sweeper's work at most, so that no caller waits for a day's leftovers.
 _SWEPT_A_CALL: Final = 256
-_FORGOTTEN_A_CALL: Final = 256
-_NO_LIMIT: Final = 2**63 - 1
+# How many ids one look for old ones passes.
+LOOKED_BACK_AT: Final = 4_096
+_START: Final = (0, "")
 _SILENCE: Final = "no ack in time"
 
 
@@ -42,56 +41,60 @@ class Book:
     def __init__(self, database: Database, policy: MailboxPolicy) -> None:
         self._database = database
         self._policy = policy
+        # How far the look for ids that may be forgotten has come.
+        self._looked_back_to: tuple[int, str] = _START
 
-    def enqueue(self, messages: Sequence[MailboxMessage], *, now_ms: int) -> list[EnqueueAck]:
-        of_session: dict[str, list[MailboxMessage]] = {}
-        for message in messages:
-            of_session.setdefault(message.to, []).append(message)
-        is_new: dict[tuple[str, str], int] = {}
-        for name, group in of_session.items():
-            for msg_id, pending in self._enqueue_group(name, group, now_ms).items():
-                is_new[name, msg_id] = pending
-        acks: list[EnqueueAck] = []
-        pending_of: dict[str, int] = {}
-        for message in messages:
+    def enqueue(self, messages: Sequence[MailboxMessage], bodies: Sequence[bytes], *, now_ms: int) -> list[EnqueueAck]:
+        """Queue the messages whose ids are new. `bodies` are the same messages as they are kept."""
+        of_session: dict[str, dict[str, tuple[MailboxMessage, bytes]]] = {}
+        for message, body in zip(messages, bodies, strict=True):
             # Of the same id twice in a batch, the first is queued.
-            queued = is_new.pop((message.to, message.msg_id), None)
-            if queued is not None:
-                pending_of[message.to] = queued
-            pending = pending_of.get(message.to)
-            if pending is None:
-                pending = self._database.value(SQL.pending, (self._session(message.to),))
-            acks.append(EnqueueAck(msg_id=message.msg_id, queued=queued is not None, pending=pending))
+            of_session.setdefault(message.to, {}).setdefault(message.msg_id, (message, body))
+        pending: dict[str, int] = {}
+        is_new: set[tuple[str, str]] = set()
+        for name, group in of_session.items():
+            fresh, pending[name] = self._enqueue_group(name, group, now_ms)
+            is_new.update((name, msg_id) for msg_id in fresh)
+        acks: list[EnqueueAck] = []
+        for message in messages:
+            key = (message.to, message.msg_id)
+            queued = key in is_new
+            if queued:
+                is_new.remove(key)
+                pending[message.to] += 1
+            acks.append(EnqueueAck(msg_id=message.msg_id, queued=queued, pending=pending[message.to]))
         return acks
 
-    def _enqueue_group(self, name: str, messages: Sequence[MailboxMessage], now_ms: int) -> dict[str, int]:
-        """Queue the messages of one session whose ids are new: each with how many are pending once it is queued."""
-        database, session = self._database, self._session(name)
-        by_id = {message.msg_id: message for message in reversed(messages)}
-        seen = {msg_id for msg_id in by_id if database.row(SQL.seen, (session, msg_id)) is not None}
-        fresh = [message for message in messages if message.msg_id not in seen and by_id[message.msg_id] is message]
+    def _enqueue_group(
+        self, name: str, group: dict[str, tuple[MailboxMessage, bytes]], now_ms: int
+    ) -> tuple[Sequence[str], int]:
+        """Queue the messages of one session whose ids are new: gives those, and how many were pending before."""
+        database = self._database
+        row = database.row(SQL.session_and_last, (name,))
+        if row is None:
+            self._database.value(SQL.add_session, (name,))
+            row = database.row(SQL.session_and_last, (name,)) or _no_row()
+        session, pending, last_id = row
+        seen = {row[0] for row in database.rows_packed(SQL.seen, (session,), _packed(group))}
+        fresh = [msg_id for msg_id in group if msg_id not in seen]
         if not fresh:
-            return {}
-        first_id = database.value(SQL.last_message) + 1
-        pending = database.value(SQL.pending, (session,))
+            return fresh, pending
         expires_at_ms = now_ms + round(self._policy.ttl_seconds * 1000)
         ranks: dict[str, int] = {}
         remembered: list[tuple[object, ...]] = []
         rows: list[tuple[object, ...]] = []
-        for number, message in enumerate(fresh, first_id):
+        for number, msg_id in enumerate(fresh, (last_id or 0) + 1):
+            message, body = group[msg_id]
             sender, created_at = message.sender, message.created_at
             if sender not in ranks:
                 ranks[sender] = database.value(SQL.last_rank_of_pair, (session, sender)) or 0
             rank = ranks[sender] = max(created_at, ranks[sender])
-            remembered.append((session, message.msg_id, number, now_ms))
-            body = encode_message(message)
-            rows.append(
-                (number, session, message.msg_id, sender, rank, created_at, message.attempt, expires_at_ms, body)
-            )
+            remembered.append((session, msg_id, number, now_ms))
+            rows.append((number, session, msg_id, sender, rank, created_at, message.attempt, expires_at_ms, body))
         database.run_many(SQL.remember, remembered)
         database.run_many(SQL.add_message, rows)
         database.run(SQL.count_pending, (len(fresh), session))
-        return {message.msg_id: pending + count for count, message in enumerate(fresh, 1)}
+        return fresh, pending
 
     def dequeue(self, session_name: str, limit: int, *, now_ms: int) -> list[MailboxMessage]:
         self.sweep(now_ms=now_ms)
@@ -100,16 +103,17 @@ class Book:
             return []
         picker = Picker(self._database, session, now_ms=now_ms)
         due_at_ms = now_ms + round(self._policy.in_flight_timeout_seconds * 1000)
-        taken: list[Stored] = []
+        taken: list[Picked] = []
         while len(taken) < limit and (found := picker.next_messages(limit - len(taken))):
             # The sweep above may have left some: nobody is handed what has expired.
-            self._end([each for each in found if each.expires_at_ms <= now_ms], MailboxSignal.TTL)
-            living = [each for each in found if each.expires_at_ms > now_ms]
-            self._database.run_many(SQL.hand_out, [(due_at_ms, each.id) for each in living])
+            self._end([each.stored for each in found if each.stored.expires_at_ms <= now_ms], MailboxSignal.TTL)
+            living = [each for each in found if each.stored.expires_at_ms > now_ms]
+            if living:
+                self._database.run_packed(SQL.hand_out, (due_at_ms,), _ids([each.stored for each in living]))
             taken += living
         if taken:
             self._database.run(SQL.count_pending, (-len(taken), session))
-        return [_message(each.body, each.attempt) for each in taken]
+        return [restored_message(each.body, attempt=each.stored.attempt) for each in taken]
 
     def ack(self, session_name: str, msg_ids: Sequence[str], *, now_ms: int) -> None:
         self.sweep(now_ms=now_ms)
@@ -135,17 +139,16 @@ class Book:
         start = None if after is None else self._found(session_name, after)
         rows: list[MessageSummary] = []
         if start is None or start.state is MailboxState.IN_FLIGHT:
-            rows += self._page(SQL.in_flight_page, session, start, limit)
+            rows += self._page(session, MailboxState.IN_FLIGHT, start, limit)
             start = None
         if len(rows) < limit:
-            rows += self._page(SQL.pending_page, session, start, limit - len(rows))
+            rows += self._page(session, MailboxState.PENDING, start, limit - len(rows))
         return rows
 
-    def _page(self, sql: str, session: int, start: Stored | None, limit: int) -> list[MessageSummary]:
-        position = (-1, -1) if start is None else (start.rank, start.id)
+    def _page(self, session: int, state: MailboxState, start: Stored | None, limit: int) -> list[MessageSummary]:
+        rows = self._database.rows(SQL.page, (session, state.value, *_place(start), limit))
         return [
-            MessageSummary(msg_id=row[0], sender=row[1], created_at=row[2], attempt=row[3], state=MailboxState(row[4]))
-            for row in self._database.rows(sql, (session, *position, limit))
+            MessageSummary(msg_id=row[0], sender=row[1], created_at=row[2], attempt=row[3], state=state) for row in rows
         ]
 
     def purge(self, session_name: str) -> None:
@@ -159,12 +162,13 @@ class Book:
         session = self._known_session(session_name)
         if session is None:
             return []
-        after_id = 0 if after is None else self._found(session_name, after).id
+        start = None if after is None else self._found(session_name, after)
+        rows = self._database.rows(SQL.dead_page, (session, *_place(start), limit))
         return [
-            DeadLetterEntry.of(_message(body, attempt), reason=reason, failed_at=failed_at, attempts=attempts)
-            for body, attempt, reason, failed_at, attempts in self._database.rows(
-                SQL.dead_page, (session, after_id, limit)
+            DeadLetterEntry.of(
+                restored_message(body, attempt=attempt), reason=reason, failed_at=failed_at, attempts=attempts
             )
+            for body, attempt, reason, failed_at, attempts, _, _ in rows
         ]
 
     def purge_dead_letter(self, session_name: str) -> None:
@@ -175,6 +179,8 @@ class Book:
 
     def sweep(self, *, now_ms: int, limit: int = _SWEPT_A_CALL) -> int:
         """End what outlived its time, and nack what nobody acked in time (MBX-6). Gives how many there were."""
+        if not self._database.value(SQL.is_time_for_sweep, (now_ms,)):
+            return 0
         # The TTL first: what is past both ends as expired, as it would have in time.
         expired = [stored(row) for row in self._database.rows(SQL.past_ttl, (now_ms, limit))]
         self._end(expired, MailboxSignal.TTL)
@@ -184,11 +190,27 @@ class Book:
             self._nack(each, _SILENCE, at_ms=each.due_at_ms, signal=MailboxSignal.IN_FLIGHT_TIMEOUT)
         return len(expired) + len(silent)
 
-    def forget(self, *, now_ms: int, limit: int = _FORGOTTEN_A_CALL) -> int:
-        """Forget ids that were seen longer ago than the retention and whose messages are gone (MBX-3)."""
+    def forget(self, *, now_ms: int, look_at: int = LOOKED_BACK_AT) -> int:
+        """Forget ids that were seen longer ago than the retention and whose messages are gone (MBX-3).
+
+        Looks at the next `look_at` ids from where the last look ended, and starts again behind the last of all: an
+        index by age would cost every enqueue more than this walk does.
+        """
         before = self._database.changed_rows()
-        self._database.run(SQL.forget, (now_ms - round(self._policy.retention_seconds * 1000), limit))
+        seen_before_ms = now_ms - round(self._policy.retention_seconds * 1000)
+        start = self._looked_back_to
+        end = self._database.row(SQL.end_of_look_back, (*start, look_at - 1))
+        if end is None:
+            self._database.run(SQL.forget_after, (*start, seen_before_ms))
+        else:
+            self._database.run(SQL.forget_between, (*start, *end, seen_before_ms))
+        self._looked_back_to = _START if end is None else (end[0], end[1])
         return self._database.changed_rows() - before
+
+    def waiting_abroad(self, *, now_ms: int) -> list[str]:
+        """The sessions with an @ in their names for which something is pending."""
+        self.sweep(now_ms=now_ms)
+        return [name for (name,) in self._database.rows(SQL.waiting_abroad)]
 
     def state_of(self, session_name: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, and why it is a dead letter; None for what is purged or never was."""
@@ -212,26 +234,26 @@ class Book:
             self._database.run(SQL.count_pending, (1, each.session))
 
     def _end(self, ended: Sequence[Stored], signal: MailboxSignal) -> None:
-        if not ended:
-            return
-        ends = [(walk(MAILBOX, each.state, signal)[-1].value, each.session, each.msg_id) for each in ended]
-        self._database.run_many(SQL.drop_message, [(each.id,) for each in ended])
-        self._database.run_many(SQL.note_end, ends)
-        waited = [(-1, each.session) for each in ended if each.state is MailboxState.PENDING]
-        if waited:
-            self._database.run_many(SQL.count_pending, waited)
+        of_end: dict[tuple[str, int], list[Stored]] = {}
+        for each in ended:
+            end = walk(MAILBOX, each.state, signal)[-1].value
+            of_end.setdefault((end, each.session), []).append(each)
+        for (end, session), group in of_end.items():
+            self._database.run_packed(SQL.drop_messages, (), _ids(group))
+            self._database.run_packed(SQL.note_ends, (end, session), _packed(each.msg_id for each in group))
+            waited = sum(each.state is MailboxState.PENDING for each in group)
+            if waited:
+                self._database.run(SQL.count_pending, (-waited, session))
 
     def _in_flight(self, session_name: str, msg_ids: Sequence[str], signal: MailboxSignal) -> list[Stored]:
         """The messages that the signal moves. Those it leaves as they are (a repeat) are left out; others refuse it."""
         session = self._known_session(session_name)
-        moved: list[Stored] = []
-        for msg_id in dict.fromkeys(msg_ids):
-            row = None if session is None else self._database.row(SQL.living, (session, msg_id))
-            each = None if row is None else stored(row)
-            state = self._look_up(session_name, msg_id)[0] if each is None else each.state
-            if walk(MAILBOX, state, signal) and each is not None:
-                moved.append(each)
-        return moved
+        rows = [] if session is None else self._database.rows_packed(SQL.living, (session,), _packed(msg_ids))
+        living = {each.msg_id: each for each in map(stored, rows)}
+        for msg_id in msg_ids:
+            each = living.get(msg_id)
+            walk(MAILBOX, self._look_up(session_name, msg_id)[0] if each is None else each.state, signal)
+        return list(living.values())
 
     def _look_up(self, session_name: str, msg_id: str) -> tuple[MailboxState, Stored | None]:
         session = self._known_session(session_name)
@@ -258,5 +280,18 @@ class Book:
         return self._database.value(SQL.session_id, (name,))
 
 
-def _message(body: bytes, attempt: int) -> MailboxMessage:
-    return replace(decode_message(body, max_bytes=_NO_LIMIT), attempt=attempt)
+def _place(start: Stored | None) -> tuple[int, int]:
+    """Where the page after this message begins."""
+    return (-1, -1) if start is None else (start.rank, start.id)
+
+
+def _packed(names: Iterable[str]) -> list[bytes]:
+    return [name.encode() for name in names]
+
+
+def _ids(messages: Iterable[Stored]) -> "array[int]":
+    return array("q", [each.id for each in messages])
+
+
+def _no_row() -> Row:
+    raise LookupError("a session that was just added is not there")

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from agentpost.mailbox import asking
-from agentpost.mailbox.book import Book
+from agentpost.mailbox.book import LOOKED_BACK_AT, Book
 from agentpost.mailbox.interface import MAX_PAGE, MailboxPolicy
-from agentpost.mailbox.worker import Worker
+from agentpost.mailbox.worker import Blocking, Worker, WorkerThread
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import DeadLetterEntry, EnqueueAck, MailboxMessage, MailboxState, MessageSummary
 from agentpost.store.database import Database, FileKind
@@ -29,23 +29,35 @@ T = TypeVar("T")
 _LONGEST_WAIT_MS: Final = 60_000
 # Other processes tell nobody that they enqueued something: who waits for a message looks this often.
 _LOOK_EVERY_SECONDS: Final = 0.1
-_FORGET_EVERY_CALLS: Final = 1_000
 
 
 class FileMailbox:
     """One process's way to a mailbox file."""
 
-    def __init__(self, database: Database, *, policy: MailboxPolicy, clock: Clock) -> None:
+    def __init__(self, database: Database, worker: Worker, *, policy: MailboxPolicy, clock: Clock) -> None:
         self._book = Book(database, policy)
         self._clock = clock
         self._database = database
-        self._worker = Worker(database)
-        self._news = asyncio.Condition()
-        self._calls = 0
+        self._worker = worker
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._is_released = False
+        self._until_forgetting = LOOKED_BACK_AT // 4
 
     @classmethod
-    def open(cls, path: str | Path, *, policy: MailboxPolicy | None = None, clock: Clock | None = None) -> Self:
-        """Open a mailbox file, or make one that only its owner can read."""
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        policy: MailboxPolicy | None = None,
+        clock: Clock | None = None,
+        blocking: bool = False,
+        vfs: str | None = None,
+    ) -> Self:
+        """Open a mailbox file, or make one that only its owner can read.
+
+        With `blocking` each call runs in the caller's thread: quicker for a program that makes one call after the
+        other and has nothing else to do meanwhile, because its event loop stands still until the disk has it.
+        """
         path = Path(path)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,13 +65,14 @@ class FileMailbox:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise Refusal(Code.STORAGE_FAILED, f"the mailbox {path} cannot be opened: {error.strerror}") from None
-        database = Database.open_shared(path, FileKind.MAILBOX, busy_timeout_ms=_LONGEST_WAIT_MS)
+        database = Database.open_shared(path, FileKind.MAILBOX, busy_timeout_ms=_LONGEST_WAIT_MS, vfs=vfs)
         try:
             database.migrate(migrations("agentpost.mailbox"))
         except BaseException:
             database.abandon()
             raise
-        return cls(database, policy=policy or MailboxPolicy(), clock=clock or SystemClock())
+        worker = Blocking(database) if blocking else WorkerThread(database)
+        return cls(database, worker, policy=policy or MailboxPolicy(), clock=clock or SystemClock())
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,11 +86,18 @@ class FileMailbox:
         return (await self.enqueue_many([message]))[0]
 
     async def enqueue_many(self, messages: Sequence[MailboxMessage]) -> list[EnqueueAck]:
-        asking.check_messages(messages)
-        acks = await self._run(lambda now_ms: self._book.enqueue(messages, now_ms=now_ms))
-        async with self._news:
-            self._news.notify_all()
+        bodies = asking.check_messages(messages)
+        acks = await self._run(lambda now_ms: self._enqueue(messages, bodies, now_ms))
+        self._tell_those_who_wait()
         return acks
+
+    def _enqueue(self, messages: Sequence[MailboxMessage], bodies: Sequence[bytes], now_ms: int) -> list[EnqueueAck]:
+        self._until_forgetting -= len(messages)
+        if self._until_forgetting <= 0:
+            # Several ids are looked at for each one that comes, so what may be forgotten does not pile up.
+            self._until_forgetting = LOOKED_BACK_AT // 4
+            self._book.forget(now_ms=now_ms)
+        return self._book.enqueue(messages, bodies, now_ms=now_ms)
 
     async def dequeue(self, session: str, *, wait_seconds: float = 0) -> MailboxMessage | None:
         found = await self.dequeue_many(session, 1, wait_seconds=wait_seconds)
@@ -89,18 +109,33 @@ class FileMailbox:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_seconds
         while True:
-            found = await self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms))
+            # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
+            found = await self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
             left = until - loop.time()
-            if found or left <= 0:
+            if found or left <= 0 or self._is_released:
                 return found
-            await self._wait_for_news(min(left, _LOOK_EVERY_SECONDS))
+            await self.wait_for_news(min(left, _LOOK_EVERY_SECONDS))
 
-    async def _wait_for_news(self, seconds: float) -> None:
+    async def wait_for_news(self, seconds: float) -> None:
+        """Until something is enqueued here, or the time is over. What other processes enqueue is not heard."""
+        loop = asyncio.get_running_loop()
+        news: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(news)
+        timer = loop.call_later(seconds, _tell, news)
         try:
-            async with asyncio.timeout(seconds), self._news:
-                await self._news.wait()
-        except TimeoutError:
-            pass
+            await news
+        finally:
+            timer.cancel()
+            self._waiting.discard(news)
+
+    def release(self) -> None:
+        """Let nobody wait any longer, nor from now on: for a server that is about to stop."""
+        self._is_released = True
+        self._tell_those_who_wait()
+
+    def _tell_those_who_wait(self) -> None:
+        for news in self._waiting:
+            _tell(news)
 
     async def ack(self, session: str, msg_id: str) -> None:
         await self.ack_many(session, [msg_id])
@@ -147,6 +182,10 @@ class FileMailbox:
         """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
         return await self._swept(lambda: self._book.state_of(session, msg_id))
 
+    async def waiting_abroad(self) -> list[str]:
+        """The sessions with an @ in their names for which something is pending."""
+        return await self._run(lambda now_ms: self._book.waiting_abroad(now_ms=now_ms), must_last=False)
+
     async def sweep(self) -> int:
         """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""
         return await self._run(lambda now_ms: self._book.sweep(now_ms=now_ms) + self._book.forget(now_ms=now_ms))
@@ -161,13 +200,15 @@ class FileMailbox:
 
         return await self._run(work)
 
-    async def _run(self, work: Callable[[int], T]) -> T:
-        self._calls += 1
-        if self._calls % _FORGET_EVERY_CALLS == 0:
-            await self._worker.submit(lambda: self._book.forget(now_ms=self._clock.now_ms()))
+    def _run(self, work: Callable[[int], T], *, must_last: bool = True) -> "asyncio.Future[T]":
         # The time is that of the transaction, so that who comes later is later.
-        return await self._worker.submit(lambda: work(self._clock.now_ms()))
+        return self._worker.submit(lambda: work(self._clock.now_ms()), must_last=must_last)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.stop)
         self._database.close()
+
+
+def _tell(news: "asyncio.Future[None]") -> None:
+    if not news.done():
+        news.set_result(None)

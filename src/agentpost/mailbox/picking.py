@@ -13,7 +13,7 @@ from agentpost.mailbox.statements import SQL
 from agentpost.protocol.mailbox import MailboxState
 from agentpost.store.database import Database, Row
 
-__all__ = ["Picker", "Stored", "stored"]
+__all__ = ["Picked", "Picker", "Stored", "stored"]
 
 _LOOK_AHEAD: Final = 64
 _BEYOND_ALL: Final = 2**63 - 1
@@ -31,13 +31,21 @@ class Stored(Struct, frozen=True, gc=False):
     attempt: int
     due_at_ms: int
     expires_at_ms: int
+
+
+class Picked(Struct, frozen=True, gc=False):
+    stored: Stored
     body: bytes
 
 
 def stored(row: Row | None) -> Stored:
     if row is None:
         raise LookupError("a message is remembered and not there")
-    return Stored(row[0], row[1], row[2], row[3], MailboxState(row[4]), *row[5:])
+    return Stored(row[0], row[1], row[2], row[3], MailboxState(row[4]), *row[5:9])
+
+
+def _picked(row: Row) -> Picked:
+    return Picked(stored(row), row[9])
 
 
 class Picker:
@@ -49,22 +57,22 @@ class Picker:
         # From which message on a sender is held back; nearly always empty.
         self._held: dict[str, int] = dict(database.rows(SQL.holding, (session, now_ms)))
 
-    def next_messages(self, limit: int) -> list[Stored]:
+    def next_messages(self, limit: int) -> list[Picked]:
         """The next ones, in order, at most `limit`; what was picked before must not be pending any more."""
         wanted = limit if not self._held else limit + _LOOK_AHEAD
-        first = [stored(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
-        free = [each for each in first if not self._is_held(each)]
+        first = [_picked(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
+        free = [each for each in first if not self._is_held(each.stored)]
         if free or len(first) < wanted:
             return free[:limit]
-        return sorted(self._first_of_each_sender(limit), key=lambda each: (each.rank, each.id))[:limit]
+        return sorted(self._first_of_each_sender(limit), key=lambda each: (each.stored.rank, each.stored.id))[:limit]
 
     def _is_held(self, each: Stored) -> bool:
         return each.id >= self._held.get(each.sender, _BEYOND_ALL)
 
-    def _first_of_each_sender(self, limit: int) -> Iterator[Stored]:
+    def _first_of_each_sender(self, limit: int) -> Iterator[Picked]:
         sender = ""
         while (found := self._database.value(SQL.next_sender, (self._session, sender))) is not None:
             sender = found
             before_id = self._held.get(sender, _BEYOND_ALL)
             for row in self._database.rows(SQL.pending_of_sender, (self._session, sender, before_id, limit)):
-                yield stored(row)
+                yield _picked(row)

@@ -1,7 +1,7 @@
-"""The thread that works on a mailbox file. Whoever waits while it commits shares the next commit.
+"""Work on a mailbox file, in transactions: by a thread of its own, or in the thread of whoever asks.
 
-Other processes write the same file: each transaction takes its turn. Unlike a gateway's writer it keeps nothing of
-the file in mind from one transaction to the next.
+Other processes write the same file: each transaction takes its turn. Unlike a gateway's writer nothing here keeps
+anything of the file in mind from one transaction to the next.
 """
 
 import asyncio
@@ -9,29 +9,43 @@ import contextlib
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import ConstraintViolated, Database
 
-__all__ = ["Worker"]
+__all__ = ["Blocking", "Worker", "WorkerThread"]
 
 T = TypeVar("T")
 
 _MOST_TOGETHER: Final = 256
 
 
+class Worker(Protocol):
+    def submit(self, work: Callable[[], T], *, must_last: bool = True) -> "asyncio.Future[T]":
+        """Run `work` in a transaction. The future is done when that is durable.
+
+        What need not last does not wait for the disk: with the power it may be gone, as if it had never been done.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Finish what is waiting, and take no more. Blocks until it has."""
+        ...
+
+
 class _Job(Struct, eq=False):
     future: "asyncio.Future[Any]"
     work: Callable[[], Any]
+    must_last: bool
     result: Any = None
     error: Exception | None = None
 
 
-class Worker:
-    """Runs work in transactions, until it is stopped. Belongs to the event loop of its callers."""
+class WorkerThread:
+    """Runs work in a thread. Whoever waits while it commits shares the next commit."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -40,16 +54,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="agentpost-mailbox", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run `work` in the next transaction. The future is done when that is durable."""
-        if self._stopped:
-            raise Refusal(Code.UNAVAILABLE, "the mailbox is closed")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.put(_Job(future, work))
+    def submit(self, work: Callable[[], T], *, must_last: bool = True) -> "asyncio.Future[T]":
+        future = _new_future(self._stopped)
+        self._waiting.put(_Job(future, work, must_last))
         return future
 
     def stop(self) -> None:
-        """Finish what is waiting, then end the thread. Blocks until it has."""
         self._stopped = True
         self._waiting.put(None)
         self._thread.join()
@@ -59,10 +69,10 @@ class Worker:
         while more:
             jobs, more = self._take()
             if jobs:
-                if not self._try_together(jobs):
-                    for job in jobs:
-                        self._try_together([job])
-                _answer(jobs)
+                _do(self._database, jobs)
+                # A closed loop has nobody who waits any more, and what was written stays written.
+                with contextlib.suppress(RuntimeError):
+                    jobs[0].future.get_loop().call_soon_threadsafe(_answer, jobs)
 
     def _take(self) -> tuple[list[_Job], bool]:
         jobs: list[_Job] = []
@@ -76,38 +86,64 @@ class Worker:
             return jobs, False
         return jobs, True
 
-    def _try_together(self, jobs: list[_Job]) -> bool:
-        """Whether each job has its answer. A job that fails after it wrote spoils the transaction for all."""
-        database = self._database
-        try:
-            database.begin()
-            for job in jobs:
-                job.result, job.error = None, None
-                before = database.changed_rows()
-                try:
-                    job.result = job.work()
-                except Refusal as refusal:
-                    job.error = refusal
-                    if database.changed_rows() != before:
-                        raise
-            database.commit()
-        except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
-            with contextlib.suppress(Exception):
-                database.rollback()
-            if len(jobs) > 1:
-                return False
-            told = Refusal(Code.CONFLICT, str(error)) if isinstance(error, ConstraintViolated) else error
-            jobs[0].error = jobs[0].error or told
-        return True
+
+class Blocking:
+    """Runs work at once, in the caller's thread: its event loop stands still for as long as that takes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stopped = False
+
+    def submit(self, work: Callable[[], T], *, must_last: bool = True) -> "asyncio.Future[T]":
+        future = _new_future(self._stopped)
+        jobs = [_Job(future, work, must_last)]
+        _do(self._database, jobs)
+        _answer(jobs)
+        return future
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+def _new_future(is_stopped: bool) -> "asyncio.Future[Any]":
+    if is_stopped:
+        raise Refusal(Code.UNAVAILABLE, "the mailbox is closed")
+    return asyncio.get_running_loop().create_future()
+
+
+def _do(database: Database, jobs: list[_Job]) -> None:
+    """Give each job its result or its error."""
+    if not _try_together(database, jobs):
+        for job in jobs:
+            _try_together(database, [job])
+
+
+def _try_together(database: Database, jobs: list[_Job]) -> bool:
+    """Whether each job has its answer. A job that fails after it wrote spoils the transaction for all."""
+    try:
+        database.sync_commits(any(job.must_last for job in jobs))
+        database.begin()
+        for job in jobs:
+            job.result, job.error = None, None
+            before = database.changed_rows()
+            try:
+                job.result = job.work()
+            except Refusal as refusal:
+                job.error = refusal
+                if database.changed_rows() != before:
+                    raise
+        database.commit()
+    except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
+        with contextlib.suppress(Exception):
+            database.rollback()
+        if len(jobs) > 1:
+            return False
+        told = Refusal(Code.CONFLICT, str(error)) if isinstance(error, ConstraintViolated) else error
+        jobs[0].error = jobs[0].error or told
+    return True
 
 
 def _answer(jobs: list[_Job]) -> None:
-    # A closed loop has nobody who waits any more, and what was written stays written.
-    with contextlib.suppress(RuntimeError):
-        jobs[0].future.get_loop().call_soon_threadsafe(_resolve, jobs)
-
-
-def _resolve(jobs: list[_Job]) -> None:
     for job in jobs:
         if job.future.done():
             continue

@@ -6,6 +6,7 @@ within one millisecond, or while the clock steps back, still sort in the order t
 
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Final, NewType, TypeVar
 
 from agentpost.protocol.errors import Code, Refusal
@@ -19,6 +20,7 @@ __all__ = [
     "TaskId",
     "UlidSource",
     "corr_id_of",
+    "derived_event_id",
     "next_ulid",
     "parse_id",
     "ulid_time_ms",
@@ -82,6 +84,13 @@ def parse_id(kind: Callable[[str], AnyId], text: str, *, field: str) -> AnyId:
 def corr_id_of(event_id: EventId) -> CorrId:
     """The corrId of an event that starts a conversation: its own ULID (ENV-3), so that a repeat gets the same."""
     return CorrId("corr_" + event_id[4:])
+
+
+def derived_event_id(seed: bytes, *, time_ms: int) -> EventId:
+    """The id of an event that is made from something else: from the same thing and time it is always the same."""
+    chance = int.from_bytes(sha256(seed).digest()[:ENTROPY_BYTES], "big")
+    time = min(max(time_ms, 0), (1 << _TIME_BITS) - 1)
+    return EventId(_PREFIX[EventId] + _to_text(time << _ENTROPY_BITS | chance))
 
 
 def ulid_time_ms(text: str) -> int:

@@ -15,7 +15,7 @@ Ids and session names are data: any text that is not empty, NUL and slashes incl
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Final, Self, TypeVar, cast
@@ -36,6 +36,8 @@ __all__ = [
     "decode_message",
     "encode_message",
     "from_wire",
+    "restored_message",
+    "spelled",
     "to_wire",
     "MAILBOX",
     "MailboxState",
@@ -240,6 +242,16 @@ def encode_message(message: MailboxMessage, *, case: WireCase = WireCase.SNAKE) 
     return msgspec.json.encode(to_wire(message, case=case))
 
 
+def restored_message(data: bytes, *, attempt: int) -> MailboxMessage:
+    """A message as `encode_message` wrote it in snake_case, at a later attempt. What was checked once is not again."""
+    fields: dict[str, Any] = msgspec.json.decode(data)
+    known = {name: fields.pop(name) for name in _wire_names(MailboxMessage).values() if name in fields}
+    known["attempt"] = attempt
+    if fields:
+        known["extra"] = fields
+    return msgspec.convert(known, MailboxMessage)
+
+
 def from_wire(kind: type[W], wire: object) -> W:
     """Read one of the protocol's values from a decoded JSON object, in either spelling.
 
@@ -259,11 +271,18 @@ def from_wire(kind: type[W], wire: object) -> W:
         elif known.setdefault(spellings[name], value) != value:
             field = spellings[name]
             raise Refusal(Code.INVALID_FIELD, f"{field} is given twice, with two values", field=field)
+    if extra and issubclass(kind, MailboxMessage):
+        known["extra"] = extra
     try:
-        value = msgspec.convert(known, kind)
+        return msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
-    return msgspec.structs.replace(value, extra=extra) if isinstance(value, MailboxMessage) else value
+
+
+def spelled(extra: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of a message's unknown fields that have one of these names, in snake_case or camelCase."""
+    either = {spelling: name for name in names for spelling in (_camel(name), name)}
+    return {either[name]: value for name, value in extra.items() if name in either}
 
 
 def to_wire(
@@ -271,10 +290,9 @@ def to_wire(
 ) -> dict[str, Any]:
     """The JSON object of one of the protocol's values. A field without a value is left out."""
     wire: dict[str, Any] = {}
-    for attribute, snake in _wire_names(type(value)).items():
+    for attribute, name in _wire_names(type(value), case).items():
         content = getattr(value, attribute)
         if content is not None:
-            name = _camel(snake) if case is WireCase.CAMEL else snake
             wire[name] = content.value if isinstance(content, StrEnum) else content
     if isinstance(value, MailboxMessage):
         wire.update(value.extra)
@@ -287,9 +305,10 @@ def _camel(snake: str) -> str:
 
 
 @cache
-def _wire_names(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """Attribute → name on the wire in snake_case."""
-    return {each.name: each.encode_name for each in msgspec.structs.fields(kind) if each.name != "extra"}
+def _wire_names(kind: type[msgspec.Struct], case: WireCase = WireCase.SNAKE) -> Mapping[str, str]:
+    """Attribute → name on the wire."""
+    names = {each.name: each.encode_name for each in msgspec.structs.fields(kind) if each.name != "extra"}
+    return {name: _camel(wire) for name, wire in names.items()} if case is WireCase.CAMEL else names
 
 
 @cache

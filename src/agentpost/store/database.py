@@ -8,12 +8,13 @@ failed one cannot (`Refusal` with `storage_failed`).
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import os
+from array import array
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 
@@ -29,6 +30,7 @@ _LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
 _SHARED_CHECKPOINT_PAGES: Final = 1_000
 
 Row = tuple[Any, ...]
+Packed: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"
 
 
 class FileKind(Enum):
@@ -59,6 +61,7 @@ class Database:
         self._kind = kind
         # Grows with everything that is, or is about to be, written.
         self.writes = 0
+        self._syncs = True
 
     @classmethod
     def open_writer(cls, path: Path, *, vfs: str | None = None, synchronous: str = "FULL") -> "Database":
@@ -83,9 +86,12 @@ class Database:
         database = cls(connection, kind)
         try:
             database._prepare(path, "FULL", busy_timeout_ms=busy_timeout_ms)
-            # Nobody owns the file, so whoever makes its log long moves it over.
             with translated:
+                # Nobody owns the file, so whoever makes its log long moves it over.
                 connection.wal_autocheckpoint(_SHARED_CHECKPOINT_PAGES)
+                # One plan for each statement: without this, SQLite makes a new one whenever a value is bound that an
+                # index with a condition might care about, and that takes longer than the statement itself.
+                connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         except BaseException:
             database.abandon()
             raise
@@ -147,6 +153,15 @@ class Database:
         with translated:
             return self._connection.pragma("user_version")
 
+    def sync_commits(self, wanted: bool) -> None:
+        """Whether the next commits wait for the disk. One that does not may be lost with the power, and is durable
+        with the next one that does: the log keeps their order. Between transactions only.
+        """
+        if wanted is not self._syncs:
+            with translated:
+                self._connection.pragma("synchronous", "FULL" if wanted else "NORMAL")
+            self._syncs = wanted
+
     def begin(self) -> None:
         self.run("BEGIN IMMEDIATE")
 
@@ -174,11 +189,16 @@ class Database:
         with translated:
             self._connection.executemany(sql, rows)
 
-    def run_packed(self, sql: str, values: Sequence[Any], packed: Sequence[bytes] | Sequence[str]) -> None:
+    def run_packed(self, sql: str, values: Sequence[Any], packed: Packed) -> None:
         """Run a statement whose last parameter is an array that SQLite reads by itself, without Python in between."""
         self.writes += 1
         with translated:
-            self._connection.execute(sql, (*values, apsw.carray(tuple(packed))))
+            self._connection.execute(sql, (*values, _carray(packed)))
+
+    def rows_packed(self, sql: str, values: Sequence[Any], packed: Packed) -> list[Row]:
+        """The rows of such a statement; the array must not be empty."""
+        with translated:
+            return self._connection.execute(sql, (*values, _carray(packed))).fetchall()
 
     @contextmanager
     def one_view(self) -> Generator[None]:
@@ -243,6 +263,10 @@ class Database:
         with translated:
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             self._connection.close()
+
+
+def _carray(packed: Packed) -> Any:
+    return apsw.carray(packed if isinstance(packed, array) else tuple(packed))
 
 
 class _Translated:

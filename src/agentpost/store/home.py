@@ -15,6 +15,7 @@ _DATABASE: Final = "agentpost.db"
 _LOCK: Final = "gateway.lock"
 _KEYS: Final = "keys"
 _OPERATOR_SOCKET: Final = "operator.sock"
+_MAILBOX: Final = "mailbox.db"
 
 
 class Home:
@@ -25,6 +26,7 @@ class Home:
         self.database = path / _DATABASE
         self.keys = path / _KEYS
         self.operator_socket = path / _OPERATOR_SOCKET
+        self.mailbox = path / _MAILBOX
         self._lock_fd: int | None = None
 
     def exists(self) -> bool:

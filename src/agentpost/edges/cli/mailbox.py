@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+import uvloop
 from rich.markup import escape
 
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stdout
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.mailbox.sweeping import keep_swept
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, to_wire
 from agentpost.store.home import write_private
@@ -223,11 +225,11 @@ def serve(
     """Serve a mailbox file to other programs, until Ctrl-C."""
     if socket is None and http is None:
         raise typer.BadParameter("say where to serve it: --socket PATH, --http HOST:PORT, or both")
-    asyncio.run(_serve(file, socket, http))
+    uvloop.run(_serve(file, socket, http))
 
 
 async def _serve(file: Path, socket: Path | None, http: str | None) -> None:
-    from agentpost.edges.mailbox.serving import keep_swept, serve_http
+    from agentpost.edges.mailbox.serving import serve_http
     from agentpost.edges.mailbox.unix import serve_unix
 
     stopping = asyncio.Event()

@@ -17,6 +17,7 @@ from agentpost.edges.http.mail import mail_routes
 from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
 from agentpost.edges.http.tasks import task_routes
+from agentpost.edges.mailbox.http import mailbox_routes
 from agentpost.edges.seed_link import Seed, SeedLinks
 from agentpost.gateway import Gateway, GatewayStatus
 from agentpost.protocol.errors import Code, Refusal
@@ -125,6 +126,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
     return Litestar(
         route_handlers=[
             *mail_routes(gateway.engine),
+            *mailbox_routes(gateway.mailbox),
             *agent_routes(gateway.engine),
             *task_routes(gateway),
             *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),

@@ -13,6 +13,7 @@ from websockets.frames import Frame
 
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import public_app
+from agentpost.edges.mailbox.http import MailboxDoor
 from agentpost.edges.seed_link import SeedLinks
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -65,7 +66,7 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
             contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
             _operator_socket(gateway.settings.home) as private,
         ):
-            servers = [_server(public_app(gateway)), _server(operator_app(gateway, seeds))]
+            servers = [_server(public_app(gateway)), _server(_with_mailbox(gateway, seeds))]
             runs = [
                 tasks.spawn(server.serve(sockets=[at]), name=name)
                 for server, at, name in zip(servers, (public, private), ("public", "operator"), strict=True)
@@ -86,6 +87,11 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
         await seeds.close()
         await tasks.close()
         await gateway.stop()
+
+
+def _with_mailbox(gateway: Gateway, seeds: SeedLinks) -> MailboxDoor:
+    # Who can open the socket owns the home, and with it the mailbox: no token.
+    return MailboxDoor(operator_app(gateway, seeds), gateway.mailbox)
 
 
 def _server(app: Any) -> _Server:

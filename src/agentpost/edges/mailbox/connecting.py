@@ -4,15 +4,21 @@ async with await connect("mail.db") as mailbox: …
 async with await connect("unix:/run/user/1000/mail.sock") as mailbox: …
 async with await connect("http://127.0.0.1:8700", token=token) as mailbox: …
 async with await connect("ws://127.0.0.1:8700", token=token) as mailbox: …
+async with await connect("gateway:~/.agentpost/mbp-jane") as mailbox: …
 """
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
+from agentpost.config import home_of
 from agentpost.edges.mailbox.carriers import HttpCarrier, UnixCarrier, WebSocketCarrier
 from agentpost.edges.mailbox.http import MAILBOX_PATH
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxPolicy
 from agentpost.mailbox.remote import RemoteMailbox
+from agentpost.store.home import Home
 
 __all__ = ["connect"]
 
@@ -30,6 +36,11 @@ async def connect(
         case "ws" | "wss":
             path = MAILBOX_PATH if urlsplit(address).path in ("", "/") else ""
             return RemoteMailbox(await WebSocketCarrier.connect(address.rstrip("/") + path, token=token))
+        case "gateway":
+            # The gateway of a home, through the socket that only the home's owner can open.
+            socket = Home(home_of(None, home=Path(rest) if rest else None)).operator_socket
+            transport = httpx.AsyncHTTPTransport(uds=str(socket))
+            return RemoteMailbox(HttpCarrier("http://gateway", transport=transport))
         case "file":
             return FileMailbox.open(rest.removeprefix("//"), policy=policy)
         case _:

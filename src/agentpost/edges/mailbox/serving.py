@@ -1,9 +1,9 @@
-"""A mailbox served over HTTP and WebSocket on a port of its own, and the sweeper that serves all of them."""
+"""A mailbox served over HTTP and WebSocket on a port of its own."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Generator
-from typing import Any, Final, Protocol
+from typing import Any
 
 import uvicorn
 from litestar import Litestar
@@ -15,21 +15,7 @@ from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.tasks import TaskOwner
 
-__all__ = ["Sweepable", "keep_swept", "serve_http"]
-
-_SWEEP_EVERY_SECONDS: Final = 1.0
-
-
-class Sweepable(Protocol):
-    async def sweep(self) -> int: ...
-
-
-async def keep_swept(mailbox: Sweepable) -> None:
-    """Do what time asks for, also while nobody calls."""
-    while True:
-        while await mailbox.sweep():
-            pass
-        await asyncio.sleep(_SWEEP_EVERY_SECONDS)
+__all__ = ["serve_http"]
 
 
 class _Server(uvicorn.Server):
