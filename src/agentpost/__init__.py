@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentpost.edges.sdk.agent import Agent as Agent
     from agentpost.edges.sdk.agent import Failed as Failed
     from agentpost.edges.sdk.agent import Message as Message
+    from agentpost.edges.sdk.agent import Task as Task
     from agentpost.edges.sdk.blocking import SyncClient as SyncClient
     from agentpost.edges.sdk.client import Client as Client
     from agentpost.protocol.errors import Code as Code
@@ -28,6 +29,7 @@ _WHERE: Final = {
     "Message": "agentpost.edges.sdk.agent",
     "Refusal": "agentpost.protocol.errors",
     "SyncClient": "agentpost.edges.sdk.blocking",
+    "Task": "agentpost.edges.sdk.agent",
 }
 
 

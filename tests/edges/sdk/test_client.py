@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 import agentpost
-from agentpost import Agent, Client, Code, Failed, Message, Refusal, SyncClient
+from agentpost import Agent, Client, Code, Failed, Message, Refusal, SyncClient, Task
+from agentpost.delivery.mailroom import InboxLine
 from agentpost.delivery.ports import ResultKind
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.payloads import Kind
+from agentpost.protocol.tasks import TaskState
 from agentpost.tasks import TaskOwner
 from tests.edges.running import TIMEOUT_SECONDS, running_gateway
 
@@ -28,6 +31,18 @@ async def two_agents(home: Path) -> AsyncIterator[tuple[Client, Client]]:
     ):
         await builder.register()
         yield architect, builder
+
+
+async def arrived(client: Client) -> InboxLine:
+    """The only message for an agent, once it is there."""
+    until = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        lines = [line async for line in client.inbox()]
+        if lines:
+            (line,) = lines
+            return line
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -47,7 +62,7 @@ async def test_send_read_reply_and_what_became_of_it(tmp_path: Path) -> None:
     """A message is sent, listed, read without being consumed and answered; its sender sees the answer and each step."""
     async with two_agents(tmp_path / "vps-jane") as (architect, builder):
         receipt = await architect.send("builder", "Build it, please.", subject="Work", context={"branch": "main"})
-        (line,) = [line async for line in builder.inbox()]
+        line = await arrived(builder)
         assert (line.event_id, line.subject, line.from_agent_id) == (receipt.event_id, "Work", "architect")
         for _ in range(2):
             message = await builder.read(receipt.event_id)
@@ -108,7 +123,7 @@ async def test_who_asks_and_waits_in_vain_is_told_so(tmp_path: Path) -> None:
     async with two_agents(tmp_path / "vps-jane") as (architect, builder):
         with pytest.raises(TimeoutError, match="builder has not answered"):
             await architect.ask("builder", "still there?", timeout_seconds=0.05)
-        (fetched,) = await builder.fetch()
+        (fetched,) = await builder.fetch(wait_seconds=TIMEOUT_SECONDS)
         assert await builder.settle(fetched.event_id, reply="yes")
         assert not await builder.settle(fetched.event_id, ResultKind.FAILED, error="too late")
 
@@ -145,6 +160,56 @@ async def test_a_second_gateway_in_one_home_is_refused(tmp_path: Path) -> None:
                 pass
         assert refused.value.code is Code.HOME_IN_USE
         assert (await architect.send("builder", "hi")).seq > 0
+
+
+@pytest.mark.req("TASK-2", "TASK-3", "TASK-7")
+async def test_a_task_is_claimed_reported_on_and_completed(tmp_path: Path) -> None:
+    """An agent of functions accepts a task with its ETA, says how it goes, and its answer completes it."""
+    home = tmp_path / "vps-jane"
+    agent = Agent("builder", home=home)
+
+    @agent.on_task
+    async def work(task: Task) -> str:
+        await task.progress(50, "half of it")
+        if task.input == "impossible":
+            raise Failed("it cannot be done")
+        return f"{task.title}: done"
+
+    async with two_agents(home) as (architect, _), at_work(agent):
+        done = await architect.tasks.create("Build", to="builder", input="main")
+        view = await architect.tasks.ended(done.task_id, timeout_seconds=TIMEOUT_SECONDS)
+        assert (view.task.state, view.task.progress) == (TaskState.COMPLETED, 100)
+        assert view.task.eta_at_ms is not None
+        assert [step.kind for step in view.steps] == [
+            Kind.TASK_CREATE,
+            Kind.TASK_ACCEPT,
+            Kind.TASK_UPDATE,
+            Kind.TASK_COMPLETE,
+        ]
+        assert view.steps[-1].content.result_summary == "Build: done"
+        failed = await architect.tasks.create("Fly", to="builder", input="impossible")
+        view = await architect.tasks.ended(failed.task_id, timeout_seconds=TIMEOUT_SECONDS)
+        assert (view.task.state, view.steps[-1].content.error_summary) == (TaskState.FAILED, "it cannot be done")
+        assert {line.task.task_id for line in await architect.tasks.list()} == {done.task_id, failed.task_id}
+
+
+@pytest.mark.req("TASK-5")
+async def test_a_task_under_way_when_the_program_ended_is_begun_anew(tmp_path: Path) -> None:
+    """The agent accepted it and was gone; at its next start it does it, and nobody has to ask again."""
+    home = tmp_path / "vps-jane"
+    agent = Agent("builder", home=home)
+
+    @agent.on_task
+    async def work(task: Task) -> str:
+        return f"{task.title}, after all"
+
+    async with two_agents(home) as (architect, builder):
+        offered = await architect.tasks.create("Build", to="builder")
+        await builder.fetch(wait_seconds=TIMEOUT_SECONDS)
+        await builder.tasks.claim(offered.task_id, eta_seconds=60)
+        async with at_work(agent):
+            view = await architect.tasks.ended(offered.task_id, timeout_seconds=TIMEOUT_SECONDS)
+        assert (view.task.state, view.steps[-1].content.result_summary) == (TaskState.COMPLETED, "Build, after all")
 
 
 def test_a_program_of_its_own_and_a_client_that_waits(tmp_path: Path) -> None:

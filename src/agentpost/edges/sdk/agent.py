@@ -6,11 +6,19 @@ agent = Agent("builder")
 async def build(message: Message) -> str:
     return f"built: {message.content.body}"
 
+@agent.on_task
+async def work(task: Task) -> str:
+    await task.progress(50, "half of it")
+    return "all of it"
+
 agent.run()
 
 The program fetches, works and settles. What it returns is the reply. If it raises, the message comes again later, as
 the next attempt; `Failed` says that it never will work. While a function runs its message is kept for it, however long
 that takes, and goes to nobody else.
+
+A task is claimed first, with an ETA; if somebody else has it, nothing is called. What the function returns completes
+the task, what it raises fails it. A task that was under way when the program ended is begun anew at the next start.
 """
 
 import asyncio
@@ -25,10 +33,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.edges.sdk.client import Client
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import TaskId
 from agentpost.protocol.payloads import Kind
 from agentpost.tasks import TaskOwner
+from agentpost.work.tasks import Role
 
-__all__ = ["Agent", "Failed", "Message"]
+__all__ = ["Agent", "Failed", "Message", "Task"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +46,7 @@ Message: TypeAlias = Engagement
 Reply: TypeAlias = str | Content | None
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Message], Awaitable[Reply]]
+Worker: TypeAlias = Callable[["Task"], Awaitable[Reply]]
 
 _WAIT_SECONDS: Final = 30.0
 _LEASE_SECONDS: Final = 120.0
@@ -43,14 +54,36 @@ _LEASE_SECONDS: Final = 120.0
 _EXTEND_EVERY_SECONDS: Final = 40.0
 _PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
+_ETA_SECONDS: Final = 900
+_DECISION_SECONDS: Final = 2.0
+_MOST_RESUMED: Final = 500
+# What others say of tasks that this agent asked for: it is in the list of its tasks, whether or not somebody listens.
+_NEWS: Final = (Kind.TASK_ACCEPT, Kind.TASK_UPDATE, Kind.TASK_COMPLETE, Kind.TASK_FAILED)
 
 
 class Failed(Exception):  # noqa: N818 - what a handler says of a message, not a fault of the program
     """A handler raises it for a message that will never work. The sender hears that it failed; why is in the inbox."""
 
 
+class Task:
+    """A task that is this agent's to do. What its function returns completes it."""
+
+    def __init__(self, client: Client, task_id: TaskId, content: Content) -> None:
+        self._client = client
+        self.task_id = task_id
+        self.title = content.title or ""
+        self.description = content.description or ""
+        self.input = content.context
+
+    async def progress(self, percent: int, note: str | None = None, *, revised_eta_seconds: int | None = None) -> None:
+        """Tell how it goes; with `revised_eta_seconds` also when it will be done, from now."""
+        await self._client.tasks.update(
+            self.task_id, progress=percent, note=note, revised_eta_seconds=revised_eta_seconds
+        )
+
+
 class Agent:
-    """An agent as functions: one for messages and replies, one for whatever else comes."""
+    """An agent as functions: one for messages and replies, one for tasks."""
 
     def __init__(self, agent_id: str, *, home: Path | str | None = None, concurrency: int = 1) -> None:
         if concurrency < 1:
@@ -59,11 +92,20 @@ class Agent:
         self._home = home
         self._concurrency = concurrency
         self._handlers: dict[Kind, Handler] = {}
+        self._worker: Worker | None = None
+        self._eta_seconds = _ETA_SECONDS
 
     def on_message(self, handler: Handler) -> Handler:
         """Call this function with every message, and with every reply to what the agent has sent."""
         self._handle(handler, Kind.MESSAGE, Kind.REPLY)
         return handler
+
+    def on_task(self, worker: Worker, *, eta_seconds: int = _ETA_SECONDS) -> Worker:
+        """Call this function with every task that is this agent's, once its claim with the ETA has been won."""
+        if not inspect.iscoroutinefunction(worker):
+            raise Refusal(Code.INVALID_FIELD, "a handler is an async function", field="handler")
+        self._worker, self._eta_seconds = worker, eta_seconds
+        return worker
 
     def _handle(self, handler: Handler, *kinds: Kind) -> None:
         if not inspect.iscoroutinefunction(handler):
@@ -89,7 +131,7 @@ class Agent:
         tasks = TaskOwner(f"agent {self._agent_id}")
         async with Client(self._agent_id, home=self._home) as client:
             working = [
-                tasks.spawn(self._work(client, stopping), name=f"worker {number}")
+                tasks.spawn(self._work(client, stopping, number), name=f"worker {number}")
                 for number in range(self._concurrency)
             ]
             try:
@@ -97,7 +139,7 @@ class Agent:
             finally:
                 await tasks.close()
 
-    async def _work(self, client: Client, stopping: asyncio.Event) -> None:
+    async def _work(self, client: Client, stopping: asyncio.Event, number: int) -> None:
         pause_seconds = _PAUSE_SECONDS
         is_registered = False
         while not stopping.is_set():
@@ -105,6 +147,8 @@ class Agent:
                 if not is_registered:
                     await client.register(lease_seconds=_LEASE_SECONDS)
                     is_registered = True
+                    if number == 0:
+                        await self._resume(client)
                 fetched = await _unless(stopping, client.fetch(wait_seconds=_WAIT_SECONDS))
             except Refusal as refusal:
                 if refusal.code is not Code.UNAVAILABLE:
@@ -118,15 +162,11 @@ class Agent:
                 await self._handle_one(client, message)
 
     async def _handle_one(self, client: Client, message: Message) -> None:
-        handler = self._handlers.get(message.kind)
         tasks = TaskOwner(f"agent {self._agent_id}")
         keeping = tasks.spawn(_keep(client, message), name="lease")
         kind, reply, error = ResultKind.PROCESSED, None, None
         try:
-            if handler is None:
-                kind, error = ResultKind.FAILED, f"{self._agent_id} takes no {message.kind.value}"
-            else:
-                reply = await handler(message)
+            reply = await self._answer(client, message)
         except Failed as problem:
             kind, error = ResultKind.FAILED, str(problem)
         except Exception as problem:  # noqa: BLE001 - whatever somebody's function raises is an attempt that failed
@@ -134,24 +174,69 @@ class Agent:
             kind, error = ResultKind.RETRY, f"{type(problem).__name__}: {problem}"
         finally:
             keeping.cancel()
-        await self._settle(client, message, kind, reply, error)
+        await _insist(lambda: client.settle(message.event_id, kind, reply=reply, error=error))
 
-    async def _settle(
-        self, client: Client, message: Message, kind: ResultKind, reply: Reply, error: str | None
-    ) -> None:
-        """Said until it is heard: the work is done, and only this program knows it."""
-        pause_seconds = _PAUSE_SECONDS
+    async def _answer(self, client: Client, message: Message) -> Reply:
+        if message.kind is Kind.TASK_CREATE and message.task is not None and self._worker is not None:
+            if await self._is_won(client, message.task.task_id):
+                await self._do(client, message.task.task_id, message.content)
+            return None
+        handler = self._handlers.get(message.kind)
+        if handler is not None:
+            return await handler(message)
+        if message.kind in _NEWS:
+            return None
+        raise Failed(f"{self._agent_id} takes no {message.kind.value}")
+
+    async def _resume(self, client: Client) -> None:
+        """Begin anew what this agent had accepted when the program ended."""
+        for line in await client.tasks.list(role=Role.WORKER, only_open=True, limit=_MOST_RESUMED):
+            if line.task.accepted_by_agent_id == self._agent_id and self._worker is not None:
+                view = await client.tasks.show(line.task.task_id)
+                await self._do(client, line.task.task_id, view.steps[0].content)
+
+    async def _do(self, client: Client, task_id: TaskId, content: Content) -> None:
+        """Have the function do a task, and say how it ended."""
+        if self._worker is None:
+            return
+        try:
+            reply = await self._worker(Task(client, task_id, content))
+        except Exception as problem:  # noqa: BLE001 - whatever somebody's function raises is work that failed
+            is_meant = isinstance(problem, Failed)
+            error = str(problem) if is_meant else f"{type(problem).__name__}: {problem}"
+            _log.warning("%s failed: %s", task_id, error)
+            await _insist(lambda: client.tasks.fail(task_id, error, failure_class="failed" if is_meant else "error"))
+        else:
+            said = Content(body=reply) if isinstance(reply, str) else reply or Content()
+            summary = said.result_summary or said.body or "done"
+            await _insist(lambda: client.tasks.complete(task_id, summary, output=said.output))
+
+    async def _is_won(self, client: Client, task_id: TaskId) -> bool:
+        """Claim a task, if that is not done yet, and wait for the decision of its requester's gateway."""
+        record = (await client.tasks.show(task_id)).task
+        if record.is_open and record.accepted_by_agent_id is None and record.claim_of(self._agent_id) is None:
+            await client.tasks.claim(task_id, eta_seconds=self._eta_seconds)
         while True:
-            try:
-                await client.settle(message.event_id, kind, reply=reply, error=error)
-            except Refusal as refusal:
-                if refusal.code is not Code.UNAVAILABLE:
-                    _log.error("%s cannot be settled: %s", message.event_id, refusal.message)
-                    return
-                await asyncio.sleep(pause_seconds)
-                pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
-            else:
+            record = (await client.tasks.show(task_id)).task
+            if not record.is_open or record.accepted_by_agent_id is not None:
+                return record.is_open and record.accepted_by_agent_id == self._agent_id
+            await asyncio.sleep(_DECISION_SECONDS)
+
+
+async def _insist(say: Callable[[], Awaitable[object]]) -> None:
+    """Say it until it is heard: the work is done, and only this program knows it."""
+    pause_seconds = _PAUSE_SECONDS
+    while True:
+        try:
+            await say()
+        except Refusal as refusal:
+            if refusal.code is not Code.UNAVAILABLE:
+                _log.error("what became of it cannot be said: %s", refusal.message)
                 return
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+        else:
+            return
 
 
 async def _keep(client: Client, message: Message) -> None:

@@ -16,12 +16,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agentpost.config import home_of, load_settings
+from agentpost.delivery.deadletters import DeadLetterLine, Resent
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.sent import SentMessage
 from agentpost.delivery.trace import TraceStep
 from agentpost.edges.operator_client import AsyncOperatorClient, path_of
+from agentpost.edges.sdk.tasks import TaskCalls
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.payloads import Priority
 
@@ -83,6 +85,11 @@ class Client:
                 Code.INVALID_FIELD, "this client speaks for no agent", field="agent", hint='Say which: Client("me").'
             )
         return self._agent
+
+    @property
+    def tasks(self) -> TaskCalls:
+        """What the agent asks of others, and does for them."""
+        return TaskCalls(self._gateway, self.agent)
 
     async def register(self, *, lease_seconds: float | None = None) -> None:
         """Add the agent to the gateway, as one that fetches its mail by itself. Nothing happens if it is there."""
@@ -205,6 +212,28 @@ class Client:
         """What happened to an event or in a conversation, step by step, as far as this gateway knows."""
         found = await self._gateway.get(path_of("ansible", "trace", what))
         return msgspec.convert(found["steps"], list[TraceStep])
+
+    async def dead_letters(self, *, limit: int = 50) -> list[DeadLetterLine]:
+        """What was sent from here and cannot be delivered, with the reason of each."""
+        return msgspec.convert(await self._gateway.get("/ansible/dead-letters", {"limit": limit}), list[DeadLetterLine])
+
+    async def resend(self, event_id: str) -> Resent:
+        """Send a dead letter again, as a new event of the same conversation."""
+        return msgspec.convert(await self._gateway.post("/ansible/dead-letters/resend", {"eventId": event_id}), Resent)
+
+    # The mesh
+
+    async def status(self) -> dict[str, Any]:
+        """How the gateway is: its node, its phase, its version, how far its outbox and inbox are."""
+        return await self._gateway.get("/operator/status")
+
+    async def directory(self) -> list[dict[str, Any]]:
+        """The agents of the mesh: where each lives, and whether its gateway is there."""
+        return await self._gateway.get("/ansible/directory")
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The gateways of the mesh."""
+        return (await self._gateway.get("/operator/nodes"))["nodes"]
 
     def _mail(self, event_id: str) -> str:
         return path_of("ansible", "agents", self.agent, "inbox", event_id)
