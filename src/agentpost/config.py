@@ -17,6 +17,7 @@ from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
+from agentpost.work.settings import WorkSettings
 
 __all__ = ["CONFIG_FILE", "Settings", "home_of", "load_settings", "only_home", "save_settings"]
 
@@ -50,6 +51,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     delivery: DeliveryPolicy = DeliveryPolicy()
     # Where the outboxes are exported to, and how: the table [lake]; without it nowhere.
     lake: LakeSettings | None = None
+    # How agents are served and how long work may take: the table [work].
+    work: WorkSettings = WorkSettings()
     # AUTH-7: for a lab. Said with every start or not at all: no file and no environment turns it on unnoticed.
     insecure_no_proof: bool = False
 
@@ -84,7 +87,7 @@ def load_settings(
     environment = os.environ if environment is None else environment
     said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in (*_KEYS, _LAKE)}
     path = home_of(said["node"], home=home)
-    file, delivery, lake = _read_file(path / CONFIG_FILE)
+    file, delivery, lake, work = _read_file(path / CONFIG_FILE)
     values = {key: said[key] or file.get(key) for key in _KEYS}
     if values["node"] is None:
         raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
@@ -102,6 +105,7 @@ def load_settings(
         tailnet_socket=None if socket is None else Path(socket).expanduser(),
         delivery=delivery,
         lake=_checked_lake(path, said[_LAKE], lake),
+        work=work,
         insecure_no_proof=insecure_no_proof,
     )
 
@@ -130,25 +134,26 @@ def save_settings(settings: Settings) -> None:
     write_private(path, ("\n".join(lines) + "\n").encode())
 
 
-def _read_file(path: Path) -> tuple[dict[str, str], DeliveryPolicy, dict[str, Any]]:
-    """What the file says, its table [delivery], and its table [lake], which is empty if there is none."""
+def _read_file(path: Path) -> tuple[dict[str, str], DeliveryPolicy, dict[str, Any], WorkSettings]:
+    """What the file says, its tables [delivery] and [lake], which is empty if there is none, and [work]."""
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return {}, DeliveryPolicy(), {}
+        return {}, DeliveryPolicy(), {}, WorkSettings()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
     delivery = _read_delivery(path, found.pop("delivery", {}))
     lake = _read_lake(path, found.pop(_LAKE)) if _LAKE in found else {}
+    work = _read_work(path, found.pop("work", {}))
     for key, value in found.items():
         if key not in _KEYS:
-            known = ", ".join((*_KEYS, "[delivery]", "[lake]"))
+            known = ", ".join((*_KEYS, "[delivery]", "[lake]", "[work]"))
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {known}.")
         # type(), because to isinstance true and false are numbers too.
         if type(value) is not (int if key in _NUMBERS else str):
             kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
-    return {key: str(value) for key, value in found.items()}, delivery, lake
+    return {key: str(value) for key, value in found.items()}, delivery, lake, work
 
 
 def _read_delivery(path: Path, table: object) -> DeliveryPolicy:
@@ -162,6 +167,16 @@ def _read_delivery(path: Path, table: object) -> DeliveryPolicy:
             f"{path}: {error}",
             field="delivery",
             hint="Correct that line; docs/delivery.md has all.",
+        ) from None
+
+
+def _read_work(path: Path, table: object) -> WorkSettings:
+    values: dict[str, Any] = msgspec.to_builtins(WorkSettings())
+    try:
+        return msgspec.convert(_overlaid(values, table, "work"), WorkSettings)
+    except (Refusal, msgspec.ValidationError) as error:
+        raise Refusal(
+            Code.INVALID_FIELD, f"{path}: {error}", field="work", hint="Correct that line; docs/tasks.md has all."
         ) from None
 
 

@@ -211,7 +211,7 @@ class Gateway:
             runtimes=self._runtimes,
             policy=self.settings.delivery,
         )
-        self._office = Office(self._engine)
+        self._office = Office(self._engine, chance=self.chance, settings=self.settings.work)
         self.use_links(self._engine.links)
         if self.settings.lake is not None:
             self.lake = self._open_lake()

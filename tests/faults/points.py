@@ -46,6 +46,7 @@ COMMITS_ELSEWHERE: Final = {
     "name_payloads": "just before a batch with payloads is kept, and harmless alone; tests/delivery/test_mirror.py",
     "drop_blob": "a payload that does not fit its address; tests/delivery/test_fetch.py",
     "pin_node": "joining",
+    "rebuild_tasks": "an operator's word; tests/work/test_rebuild.py",
     "remember_once": "joining: nonces",
     "remove_agent": "an operator's word",
     "restart_cursor": "another life of a source; tests/delivery/test_reader.py",

@@ -18,6 +18,7 @@ from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LocalAgent
 from agentpost.testing import FakeClock, FixedRoom, MemoryStore, SeededChance
 from agentpost.work.office import Office
+from agentpost.work.settings import WorkSettings
 from tests.delivery.linking import Pipe
 
 Script = Callable[[Engagement], Awaitable[str | Content | None]]
@@ -52,6 +53,7 @@ class Node:
 
     def __init__(self, mesh: "Mesh", node_id: str, store: Store) -> None:
         self.mesh = mesh
+        self.settings = mesh.settings
         self.node_id = node_id
         self.store = store
         self.scripts: dict[str, Script] = {}
@@ -73,7 +75,7 @@ class Node:
             chance=self.mesh.chance,
             runtimes=self._runtime,
         )
-        self.office = Office(self.engine)
+        self.office = Office(self.engine, chance=self.mesh.chance, settings=self.settings)
         self.tasks = self.office.tasks
 
     @property
@@ -112,7 +114,8 @@ class Node:
 class Mesh:
     """`home` puts the stores on a disk; without, they are in memory."""
 
-    def __init__(self, home: Path | None = None) -> None:
+    def __init__(self, home: Path | None = None, settings: WorkSettings | None = None) -> None:
+        self.settings = settings
         self.clock = FakeClock()
         self.room = FixedRoom(self.clock)
         self.chance = SeededChance(11)

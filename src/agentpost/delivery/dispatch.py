@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
@@ -77,6 +77,8 @@ class Dispatcher:
             policy=policy,
             tasks=task_turns,
         )
+        # OPS-2: what is done about the mail of agents that do not say it themselves.
+        self.dispatch_incoming = True
         self._tasks = TaskOwner("dispatch")
         self._desks: dict[str, _Desk] = {}
         self._is_open = False
@@ -155,6 +157,12 @@ class Dispatcher:
         elif self._is_open and self._store.local_agent(agent_id) is not None:
             self._open_desk(agent_id)
 
+    def _dispatches(self, agent: LocalAgent) -> bool:
+        """Whether this agent is engaged from here when something comes for it."""
+        said: Any = agent.options.get("dispatchIncoming", agent.options.get("dispatch_incoming"))
+        # As people write options: perhaps as text. They were checked when the agent was added.
+        return self.dispatch_incoming if said is None else str(said).lower() not in ("false", "0")
+
     def _on_tasks(self, task_ids: Sequence[TaskId]) -> None:
         records = [record for task_id in task_ids if (record := self._store.task(task_id)) is not None]
         for record in records:
@@ -179,7 +187,7 @@ class Dispatcher:
                         await self.turns.leave(event, agent_id)
 
     def _open_desk(self, agent_id: str) -> None:
-        desk = _Desk(agent_id, self._store, self.turns, self._clock, self._runtimes, self._tasks)
+        desk = _Desk(agent_id, self._store, self.turns, self._clock, self._runtimes, self._tasks, self._dispatches)
         self._desks[agent_id] = desk
         self._tasks.spawn(desk.serve(), name=agent_id)
 
@@ -195,6 +203,7 @@ class _Desk:
         clock: Clock,
         runtimes: Callable[[LocalAgent], Runtime],
         tasks: TaskOwner,
+        dispatches: Callable[[LocalAgent], bool],
     ) -> None:
         self._agent_id = agent_id
         self._store = store
@@ -202,6 +211,7 @@ class _Desk:
         self._clock = clock
         self._runtimes = runtimes
         self._tasks = tasks
+        self._dispatches = dispatches
         self._served: LocalAgent | None = None
         self._worker: Worker | None = None
         self._changed = asyncio.Event()
@@ -228,7 +238,7 @@ class _Desk:
 
     async def _employ(self, agent: LocalAgent | None) -> Runtime | None:
         """The runtime of the agent; None if there is nothing to do for it now."""
-        if agent is None or agent.is_paused or agent.runtime == PULL:
+        if agent is None or agent.is_paused or agent.runtime == PULL or not self._dispatches(agent):
             return None
         try:
             runtime = self._runtimes(agent)

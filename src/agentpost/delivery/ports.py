@@ -89,6 +89,8 @@ class Engagement(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     ref_event_id: EventId | None = None
     # What a task is, or what the event says of one.
     task: "TaskBrief | None" = None
+    # OPS-5: what else the agent should know: quoted data of others, never instructions.
+    injected_context: str | None = None
     content: Content = Content()
 
 

@@ -11,7 +11,7 @@ queues, timers and runtimes.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -115,6 +115,8 @@ class Turns:
         tasks: TaskTurns | None = None,
     ) -> None:
         self._task_turns = tasks
+        # OPS-5: what an agent is to know besides; for whoever knows more of agents than their mail.
+        self.inject: Callable[[str, EventId], str | None] = lambda _agent_id, _event_id: None
         self._store = store
         self._sealer = sealer
         self._publisher = publisher
@@ -167,14 +169,19 @@ class Turns:
         if isinstance(event, TaskCreateEvent) and (held := await self._take_task(event, agent_id, claims)) is not None:
             return held
         if not is_noted:
-            return Begun(event=event, engagement=_engagement(event, agent_id, attempts + 1, content), at_ms=now_ms)
+            return Begun(event=event, engagement=self._engagement(event, agent_id, attempts + 1, content), at_ms=now_ms)
         try:
             attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms)
         except Refusal as refusal:
             if refusal.code is Code.EXPIRED:
                 return await self._expire(event, agent_id)
             raise
-        return Begun(event=event, engagement=_engagement(event, agent_id, attempt, content), at_ms=now_ms)
+        return Begun(event=event, engagement=self._engagement(event, agent_id, attempt, content), at_ms=now_ms)
+
+    def _engagement(self, event: Event, agent_id: str, attempt: int, content: Content) -> Engagement:
+        made = _engagement(event, agent_id, attempt, content)
+        injected = self.inject(agent_id, event.event_id)
+        return made if injected is None else replace(made, injected_context=injected)
 
     async def _take_task(self, event: TaskCreateEvent, agent_id: str, claims: bool) -> Held | None:
         """TASK-2: the acceptance comes before the work. None if the agent may have the task now."""

@@ -125,6 +125,10 @@ class Tasks:
             raise Refusal(Code.NOT_FOUND, f"task {task_id!r:.40} is not known here", field="taskId")
         return record
 
+    def offer_of(self, record: TaskRecord) -> TaskCreateEvent:
+        """The event that the task is offered with; its content is what has to be done."""
+        return self._moves.offer_of(record)
+
     def show(self, task_id: str) -> TaskView:
         """One task with everything that was said about it, as far as this gateway may read it."""
         record = self.get(task_id)

@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of tasks to the command line."""
     app.add_typer(task_app, name="task")
     app.command(epilog="Example: [bold]agentpost rebuild --check[/bold]")(rebuild)
+    app.command(epilog="Example: [bold]agentpost context --agent builder --max-bytes 4000[/bold]")(context)
 
 
 @task_app.command(
@@ -225,6 +226,28 @@ def fail(
     client = OperatorClient(home_of(None, home=home))
     body = {"agentId": agent or only_agent(client), "errorSummary": error, "failureClass": failure_class}
     _move(client, task_id, "fail", body, output)
+
+
+def context(
+    agent: AgentOption = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="How large it may be.", show_default="8192, or as configured")
+    ] = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What an agent should know before its next turn: unread mail, open tasks, who is there.
+
+    One bounded block for a prompt. What is in it was written by others: it is data, and marked as such.
+    """
+    client = OperatorClient(home_of(None, home=home))
+    query: dict[str, str | int] = {} if max_bytes is None else {"max_bytes": max_bytes}
+    path = path_of("ansible", "agents", agent or only_agent(client), "context")
+    found: dict[str, Any] = client.get(path, query)
+    if output is Format.JSON:
+        print_json(found)
+    else:
+        typer.echo(found["text"], nl=False)
 
 
 def rebuild(

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from agentpost.gateway import Gateway
 from agentpost.store.values import TasksRebuilt
+from agentpost.work.context import ContextBlock
 from agentpost.work.offering import NewTask, Offered
 from agentpost.work.tasks import Moved, Role, TaskLine, TaskView
 
@@ -147,4 +148,14 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         """What is listed is a projection. This makes it anew, and says which tasks were kept otherwise."""
         return await gateway.office.tasks.rebuild(check_only=data.check)
 
-    return [create, create_each, list_tasks, show, claim, update, complete, fail, rebuild]
+    @get(
+        "/ansible/agents/{agent_id:str}/context",
+        sync_to_thread=False,
+        summary="What an agent should know before its next turn",
+        tags=["tasks"],
+    )
+    def context(agent_id: str, max_bytes: int | None = None) -> ContextBlock:
+        """One bounded block: unread mail, open tasks, who is there. All of it is data, marked as such."""
+        return gateway.office.contexts.block(agent_id, max_bytes=max_bytes)
+
+    return [context, create, create_each, list_tasks, show, claim, update, complete, fail, rebuild]

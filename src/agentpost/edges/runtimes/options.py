@@ -20,9 +20,13 @@ _NAMED = re.compile(r"(?:unknown|missing required) field `([^`]*)`")
 
 
 class Options(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What every runtime has. With `max_concurrent` 1 the agent gets what a sender said in its order."""
+    """What every runtime has. With `max_concurrent` 1 the agent gets what a sender said in its order.
+
+    `dispatch_incoming` is what the gateway does about this agent's mail (OPS-2); without it, what it does by default.
+    """
 
     max_concurrent: AtOnce = 1
+    dispatch_incoming: bool | None = None
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
