@@ -85,10 +85,7 @@ async def problems(path: Path, told: Told) -> list[str]:
         found += [f"{each} does not come" for each in told.queued - told.asked - again]
     with closing(Database.open_reader(path)) as database:
         found += [row[0] for row in database.rows("PRAGMA integrity_check") if row[0] != "ok"]
-        counted = (
-            "SELECT name FROM sessions WHERE pending != (SELECT count(*) FROM messages WHERE session = sessions.id"
-        )
-        found += [f"{name} is counted wrong" for (name,) in database.rows(counted + " AND state = 'pending')")]
+        found += [f"{name} is counted wrong" for (name,) in database.rows(MISCOUNTED)]
     return found
 
 
