@@ -72,7 +72,7 @@ COMMIT_CALLS: Final = frozenset(
         # A home before it is used, made anew if it is cut off; tests/store/test_restoring.py.
         ("store/restoring.py", "put_back"),
         ("store/restoring.py", "write_home"),
-        # Files of their own; tests/mailboxes/test_processes.py kills in the middle of them.
+        # Files of their own; tests/mailboxes/test_power_loss.py cuts them, test_processes.py kills in the middle.
         ("mailbox/worker.py", "_try_together"),
         ("store/transaction.py", "commit"),
         ("store/writer.py", "_try_together"),

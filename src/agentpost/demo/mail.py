@@ -13,10 +13,10 @@ from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
 
-__all__ = ["MailShown", "show_mail"]
+__all__ = ["ARCHITECT", "BUILDER", "MailShown", "show_mail"]
 
-_ARCHITECT: Final = "architect"
-_BUILDER: Final = "builder"
+ARCHITECT: Final = "architect"
+BUILDER: Final = "builder"
 # The agent: reads the message on stdin, and what it prints is its answer.
 _AGENT: Final = "import json, sys; print('Done: ' + json.load(sys.stdin)['content']['body'])"
 _WORDS: Final = {
@@ -39,11 +39,11 @@ class MailShown(Struct, frozen=True, kw_only=True):
 
 def show_mail(sender: Path, receiver: Path, console: Console, *, numbers: tuple[int, int]) -> MailShown:
     """Send one message to an agent that is there, and one to an agent whose gateway is dead."""
-    agentpost("agents", "add", _ARCHITECT, home=sender)
-    agentpost("agents", "add", _BUILDER, home=receiver, rest=(sys.executable, "-c", _AGENT))
+    agentpost("agents", "add", ARCHITECT, home=sender)
+    agentpost("agents", "add", BUILDER, home=receiver, rest=(sys.executable, "-c", _AGENT))
     once(
         lambda: agentpost("agents", "list", "--mesh", home=sender),
-        lambda agents: {_ARCHITECT, _BUILDER} <= {agent["agentId"] for agent in agents},
+        lambda agents: {ARCHITECT, BUILDER} <= {agent["agentId"] for agent in agents},
     )
     _head(console, numbers[0], "A message from laptop to laptop, through a seed that cannot read it")
     first = _send(sender, "check the release notes")
@@ -52,7 +52,7 @@ def show_mail(sender: Path, receiver: Path, console: Console, *, numbers: tuple[
         words = _WORDS.get(step["what"], "")
         who = f"{step.get('agentId') or ''} {words} {step.get('nodeId') or ''}"
         console.print(f"  [bold]{step['what']:<10}[/bold] {escape(who)}", highlight=False)
-    console.print(f"  {_BUILDER} says: [italic]{escape(ended[0].get('answer') or '')}[/italic]")
+    console.print(f"  {BUILDER} says: [italic]{escape(ended[0].get('answer') or '')}[/italic]")
 
     _head(console, numbers[1], "The same to a gateway that is dead (kill -9), and comes back")
     os.kill(agentpost("status", home=receiver)["pid"], signal.SIGKILL)
@@ -60,13 +60,13 @@ def show_mail(sender: Path, receiver: Path, console: Console, *, numbers: tuple[
     second = _send(sender, "run the nightly build")
     seen_ms = second["recipients"][0]["lastSeenMs"]
     console.print(
-        f"  sent; {_BUILDER}'s gateway is away, last seen {max(0, time.time() - seen_ms / 1000):.0f} s ago: it is kept."
+        f"  sent; {BUILDER}'s gateway is away, last seen {max(0, time.time() - seen_ms / 1000):.0f} s ago: it is kept."
     )
     agentpost("up", "--detach", home=receiver)
     console.print("  the gateway is started again, and takes up where it was.")
     ended.append(_wait(sender, second["eventId"]))
-    console.print(f"  {_BUILDER} says: [italic]{escape(ended[1].get('answer') or '')}[/italic]")
-    inbox = agentpost("inbox", _BUILDER, home=receiver)
+    console.print(f"  {BUILDER} says: [italic]{escape(ended[1].get('answer') or '')}[/italic]")
+    inbox = agentpost("inbox", BUILDER, home=receiver)
     return MailShown(
         states=[each["state"] for each in ended],
         answers=[each.get("answer") or "" for each in ended],
@@ -75,7 +75,7 @@ def show_mail(sender: Path, receiver: Path, console: Console, *, numbers: tuple[
 
 
 def _send(home: Path, body: str) -> dict[str, Any]:
-    return agentpost("send", body, "--from", _ARCHITECT, "--to", _BUILDER, "--subject", body, home=home)
+    return agentpost("send", body, "--from", ARCHITECT, "--to", BUILDER, "--subject", body, home=home)
 
 
 def _wait(home: Path, event_id: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
-from agentpost.demo.mail import MailShown, show_mail
+from agentpost.demo.mail import ARCHITECT, BUILDER, MailShown, show_mail
+from agentpost.demo.mailbox import show_mailbox
 from agentpost.demo.pipeline import export_mesh
 
 __all__ = ["MeshShown", "show_mesh"]
@@ -26,6 +27,7 @@ class MeshShown(Struct, frozen=True, kw_only=True):
     all_joined: bool
     is_out: bool
     mail: MailShown
+    mailbox_answer: str
 
 
 def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
@@ -47,9 +49,11 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         for node, status in nodes.items():
             console.print(f"  [bold]{node:<9}[/bold] {_NODES.get(node, ''):<9} {escape(status)}", highlight=False)
         mail = show_mail(homes[_LAPTOP], homes[_OUTCAST], console, numbers=(4, 5))
+        console.print("\n[bold]6. A program that knows only its mailbox reaches the same agent[/bold]")
+        answer = show_mailbox(homes[_LAPTOP], console, sender=ARCHITECT, address=f"{BUILDER}@{_OUTCAST}")
         if lake is not None:
             export_mesh(homes[_SEED])
-        console.print(f"\n[bold]6. {_OUTCAST} is thrown out[/bold]")
+        console.print(f"\n[bold]7. {_OUTCAST} is thrown out[/bold]")
         agentpost("revoke", _OUTCAST, home=homes[_SEED])
         outcast = once(lambda: agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"])
         revoked = _statuses(homes[_SEED])[_OUTCAST]
@@ -59,6 +63,7 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         all_joined=nodes == everybody,
         is_out=revoked == "revoked" and not outcast["connected"],
         mail=mail,
+        mailbox_answer=answer,
     )
 
 

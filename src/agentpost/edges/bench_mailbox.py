@@ -5,6 +5,7 @@ The limits beside it are APSW's own: one row and one commit each, in the same ru
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -138,16 +139,22 @@ async def _rate(count: int, work: Awaitable[object]) -> float:
 @contextlib.asynccontextmanager
 async def _server(file: Path) -> AsyncGenerator[tuple[str, str]]:
     """A mailbox served by a process of its own, as `agentpost mailbox serve` does; gives its address and its token."""
-    command = (sys.executable, "-m", "agentpost", "mailbox", "serve", "--file", str(file), "--http", "127.0.0.1:0")
-    server = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    command = (sys.executable, "-m", "agentpost", "mailbox", "serve", "--file", str(file))
+    server = await asyncio.create_subprocess_exec(
+        *command, "--http", "127.0.0.1:0", "-o", "json", stdout=asyncio.subprocess.PIPE
+    )
     try:
-        if server.stderr is None:
+        if server.stdout is None:
             raise RuntimeError("the server has no output")
-        url = (await server.stderr.readline()).split()[0].decode()
-        yield url, file.with_name(file.name + ".token").read_text().strip()
+        served: dict[str, str] = json.loads(await server.stdout.readline())
+        yield served["http"], await asyncio.to_thread(_first_line, served["tokenFile"])
     finally:
         server.terminate()
         await server.wait()
+
+
+def _first_line(path: str) -> str:
+    return Path(path).read_text().strip()
 
 
 async def _over_http(url: str, token: str, *, batch: int, rounds: int) -> float:

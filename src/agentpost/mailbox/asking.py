@@ -8,9 +8,10 @@ from agentpost.mailbox.interface import MAX_BATCH, MAX_PAGE
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import MAX_MESSAGE_BYTES, MailboxMessage, encode_message
 
-__all__ = ["check_batch", "check_extension", "check_messages", "check_name", "check_page"]
+__all__ = ["check_batch", "check_extension", "check_messages", "check_name", "check_page", "checked_reason"]
 
 MAX_NAME_BYTES: Final = 64 * 1024
+MAX_REASON_BYTES: Final = 16 * 1024
 MAX_EXTENSION_SECONDS: Final = 86_400
 
 
@@ -39,6 +40,15 @@ def check_name(name: str, field: str) -> None:
         raise Refusal(Code.INVALID_FIELD, f"{field} is not Unicode text", field=field) from None
     if not 0 < size <= MAX_NAME_BYTES:
         raise Refusal(Code.INVALID_FIELD, f"{field} must have 1 to {MAX_NAME_BYTES} bytes, not {size}", field=field)
+
+
+def checked_reason(reason: str) -> str:
+    """The reason of a nack; a long one is cut off, because it is kept with the dead letter for ever."""
+    try:
+        size = len(reason.encode())
+    except UnicodeEncodeError:
+        raise Refusal(Code.INVALID_FIELD, "reason is not Unicode text", field="reason") from None
+    return reason if size <= MAX_REASON_BYTES else reason[: MAX_REASON_BYTES // 4] + " …"
 
 
 def check_batch(count: int) -> None:

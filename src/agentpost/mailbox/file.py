@@ -150,7 +150,8 @@ class FileMailbox:
     async def nack(self, session: str, msg_id: str, reason: str) -> None:
         asking.check_name(session, "session")
         asking.check_name(msg_id, "msg_id")
-        await self._run(lambda now_ms: self._book.nack(session, msg_id, reason, now_ms=now_ms))
+        why = asking.checked_reason(reason)
+        await self._run(lambda now_ms: self._book.nack(session, msg_id, why, now_ms=now_ms))
 
     async def extend(self, session: str, msg_id: str, seconds: float) -> None:
         asking.check_name(session, "session")

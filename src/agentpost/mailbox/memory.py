@@ -126,9 +126,10 @@ class MemoryMailbox:
             each.state = MailboxState.ACKED
 
     async def nack(self, session: str, msg_id: str, reason: str) -> None:
+        why = asking.checked_reason(reason)
         now_ms = self._sweep()
         for each in self._moved(session, [msg_id], MailboxSignal.NACK):
-            self._nack(each, reason, at_ms=now_ms)
+            self._nack(each, why, at_ms=now_ms)
 
     async def extend(self, session: str, msg_id: str, seconds: float) -> None:
         asking.check_extension(seconds)

@@ -49,10 +49,13 @@ class RemoteMailbox:
         return [from_wire(EnqueueAck, each) for each in acks]
 
     async def dequeue(self, session: str, *, wait_seconds: float = 0) -> MailboxMessage | None:
+        asking.check_name(session, "session")
         found = await self._wait("dequeue", {"session": session}, wait_seconds)
         return None if found is None else from_wire(MailboxMessage, found)
 
     async def dequeue_many(self, session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
+        asking.check_name(session, "session")
+        asking.check_batch(limit)
         found = await self._wait("dequeue_many", {"session": session, "limit": limit}, wait_seconds)
         return [from_wire(MailboxMessage, each) for each in found]
 
@@ -66,22 +69,27 @@ class RemoteMailbox:
                 return found
 
     async def ack(self, session: str, msg_id: str) -> None:
-        await self._carrier.call("ack", {"session": session, "msg_id": msg_id})
+        await self._carrier.call("ack", _one(session, msg_id))
 
     async def ack_many(self, session: str, msg_ids: Sequence[str]) -> None:
+        asking.check_name(session, "session")
+        for msg_id in msg_ids:
+            asking.check_name(msg_id, "msg_id")
         await self._carrier.call("ack_many", {"session": session, "msg_ids": list(msg_ids)})
 
     async def nack(self, session: str, msg_id: str, reason: str) -> None:
-        await self._carrier.call("nack", {"session": session, "msg_id": msg_id, "reason": reason})
+        await self._carrier.call("nack", {**_one(session, msg_id), "reason": asking.checked_reason(reason)})
 
     async def extend(self, session: str, msg_id: str, seconds: float) -> None:
-        await self._carrier.call("extend", {"session": session, "msg_id": msg_id, "seconds": seconds})
+        asking.check_extension(seconds)
+        await self._carrier.call("extend", {**_one(session, msg_id), "seconds": seconds})
 
     async def peek(self, session: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[MessageSummary]:
         lines = await self._carrier.call("peek", _page(session, after, limit))
         return [from_wire(MessageSummary, each) for each in lines]
 
     async def purge(self, session: str) -> None:
+        asking.check_name(session, "session")
         await self._carrier.call("purge", {"session": session})
 
     async def peek_dead_letter(
@@ -91,12 +99,21 @@ class RemoteMailbox:
         return [from_wire(DeadLetterEntry, each) for each in entries]
 
     async def purge_dead_letter(self, session: str) -> None:
+        asking.check_name(session, "session")
         await self._carrier.call("purge_dead_letter", {"session": session})
 
     async def close(self) -> None:
         await self._carrier.close()
 
 
+def _one(session: str, msg_id: str) -> dict[str, Any]:
+    asking.check_name(session, "session")
+    asking.check_name(msg_id, "msg_id")
+    return {"session": session, "msg_id": msg_id}
+
+
 def _page(session: str, after: str | None, limit: int) -> dict[str, Any]:
+    asking.check_name(session, "session")
+    asking.check_page(limit)
     page: dict[str, Any] = {"session": session, "limit": limit}
     return page if after is None else {**page, "after": after}

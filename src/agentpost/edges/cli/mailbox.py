@@ -2,27 +2,20 @@
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-import uvloop
 from rich.markup import escape
 
+from agentpost.edges.cli.mailbox_serve import DEFAULT_FILE, serve
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stdout
-from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxProtocol
-from agentpost.mailbox.sweeping import keep_swept
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, to_wire
-from agentpost.store.home import write_private
-from agentpost.tasks import TaskOwner
-from agentpost.world import SystemChance
 
 __all__ = ["mailbox_app"]
 
@@ -37,7 +30,7 @@ AtOption = Annotated[
     typer.Option(
         "--at",
         envvar="AGENTPOST_MAILBOX",
-        help="Where the mailbox is: a file, unix:PATH, http://… or ws://…",
+        help="Where the mailbox is: a file, unix:PATH, http://…, ws://… or gateway:HOME.",
     ),
 ]
 TokenOption = Annotated[
@@ -46,7 +39,7 @@ TokenOption = Annotated[
 ]
 SessionArgument = Annotated[str, typer.Argument(help="Whose mailbox it is.")]
 IdArgument = Annotated[str, typer.Argument(help="The msg_id.")]
-_DEFAULT_AT = str(Path("~/.agentpost/mailbox.db").expanduser())
+_DEFAULT_AT = str(DEFAULT_FILE)
 
 T = TypeVar("T")
 
@@ -55,13 +48,31 @@ def _with_mailbox(at: str, token_file: Path | None, work: Callable[[MailboxProto
     # Here, because the carriers bring HTTP and WebSocket libraries that a file does not need.
     from agentpost.edges.mailbox.connecting import connect
 
-    token = None if token_file is None else token_file.read_text().strip()
+    token = None if token_file is None else _read_token(token_file)
 
     async def run() -> T:
         async with await connect(at, token=token) as mailbox:
             return await work(mailbox)
 
     return asyncio.run(run())
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        raise Refusal(
+            Code.NOT_FOUND,
+            f"there is no token in {path}",
+            hint="It lies beside the file that is served, with .token behind its name.",
+        ) from None
+
+
+def _done(what: str, name: str, output: Format) -> None:
+    if output is Format.JSON:
+        print_json({what: name})
+    else:
+        stdout.print(f"{what}: {escape(name)}", highlight=False)
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox send analyst 'analyze the auth module' --from me[/bold]")
@@ -136,10 +147,15 @@ def _show(messages: list[MailboxMessage], output: Format) -> None:
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox ack analyst me:1743999600123456789[/bold]")
 def ack(
-    session: SessionArgument, msg_id: IdArgument, at: AtOption = _DEFAULT_AT, token_file: TokenOption = None
+    session: SessionArgument,
+    msg_id: IdArgument,
+    at: AtOption = _DEFAULT_AT,
+    token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
 ) -> None:
     """Say that a message was handled."""
     _with_mailbox(at, token_file, lambda mailbox: mailbox.ack(session, msg_id))
+    _done("acked", msg_id, output)
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox nack analyst me:1743999600123456789 'no disk'[/bold]")
@@ -149,9 +165,11 @@ def nack(
     reason: Annotated[str, typer.Argument(help="Why.")] = "",
     at: AtOption = _DEFAULT_AT,
     token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
 ) -> None:
     """Say that a message could not be handled: it comes again later, or becomes a dead letter."""
     _with_mailbox(at, token_file, lambda mailbox: mailbox.nack(session, msg_id, reason))
+    _done("nacked", msg_id, output)
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox peek analyst[/bold]")
@@ -197,11 +215,13 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     at: AtOption = _DEFAULT_AT,
     token_file: TokenOption = None,
+    output: FormatOption = Format.TEXT,
 ) -> None:
     """Drop what is pending and in flight. Dead letters stay."""
     if not yes:
         typer.confirm(f"Drop everything that waits for {session}?", abort=True)
     _with_mailbox(at, token_file, lambda mailbox: mailbox.purge(session))
+    _done("purged", session, output)
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox typescript > mailbox.d.ts[/bold]")
@@ -212,55 +232,4 @@ def typescript() -> None:
     typer.echo(declarations(), nl=False)
 
 
-@mailbox_app.command(epilog="Example: [bold]agentpost mailbox serve --socket ~/mail.sock[/bold]")
-def serve(
-    file: Annotated[Path, typer.Option("--file", help="The mailbox file.")] = Path(_DEFAULT_AT),
-    socket: Annotated[
-        Path | None, typer.Option("--socket", help="Serve line-delimited JSON-RPC on this Unix socket.")
-    ] = None,
-    http: Annotated[
-        str | None, typer.Option("--http", help="Serve HTTP and WebSocket on HOST:PORT, with a token.")
-    ] = None,
-) -> None:
-    """Serve a mailbox file to other programs, until Ctrl-C."""
-    if socket is None and http is None:
-        raise typer.BadParameter("say where to serve it: --socket PATH, --http HOST:PORT, or both")
-    uvloop.run(_serve(file, socket, http))
-
-
-async def _serve(file: Path, socket: Path | None, http: str | None) -> None:
-    from agentpost.edges.mailbox.serving import serve_http
-    from agentpost.edges.mailbox.unix import serve_unix
-
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with AsyncExitStack() as stack:
-        mailbox = await stack.enter_async_context(FileMailbox.open(file))
-        tasks = TaskOwner("mailbox")
-        stack.push_async_callback(tasks.close)
-        tasks.spawn(keep_swept(mailbox), name="sweeper")
-        if socket is not None:
-            await stack.enter_async_context(serve_unix(mailbox, socket))
-            say(f"unix:{socket}")
-        if http is not None:
-            host, port = _host_and_port(http)
-            token_file, token = _token_of(file)
-            url = await stack.enter_async_context(serve_http(mailbox, host=host, port=port, token=token))
-            say(f"{url}  (token in {token_file})")
-        await stopping.wait()
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise Refusal(Code.INVALID_FIELD, f"{address} is not HOST:PORT", hint="For example 127.0.0.1:8700.")
-    return host.strip("[]"), int(port)
-
-
-def _token_of(file: Path) -> tuple[Path, str]:
-    """The token of a mailbox file, kept beside it for its owner alone."""
-    path = file.with_name(file.name + ".token")
-    if not path.exists():
-        write_private(path, SystemChance().entropy(32).hex().encode() + b"\n")
-    return path, path.read_text().strip()
+mailbox_app.command(epilog="Example: [bold]agentpost mailbox serve --socket ~/mail.sock[/bold]")(serve)

@@ -1,0 +1,117 @@
+"""What is particular to the mailbox in a file: old files, old ids, who may open it, and calls that block."""
+
+import asyncio
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentpost.mailbox.book import Book
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.interface import MailboxPolicy
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import encode_message
+from agentpost.store.database import Database, FileKind
+from agentpost.store.queries import migrations
+from agentpost.testing import START_MS, FakeClock
+from tests.mailboxes.building import message
+
+OLD_ROW = """
+INSERT INTO messages (session, msg_id, sender, state, rank, created_at, attempt, due_at_ms, expires_at_ms, body,
+                      reason, failed_at, attempts)
+VALUES (1, ?, 'ada', ?, 1700000000, 1700000000, 0, ?, ?, ?, ?, ?, ?)
+"""
+
+
+def an_old_file(path: Path) -> None:
+    """A file as the first version made it, with a message in each state."""
+    with closing(Database.open_shared(path, FileKind.MAILBOX, busy_timeout_ms=1000)) as database:
+        database.migrate(migrations("agentpost.mailbox")[:1])
+        database.run("INSERT INTO sessions (name, pending) VALUES ('bob', 1)")
+        expires = START_MS + 1_000_000
+        for number, (msg_id, state, due, end) in enumerate(
+            [
+                ("m1", "in_flight", START_MS + 30_000, (None, None, None)),
+                ("m2", "pending", 0, (None, None, None)),
+                ("m3", "dead_letter", 0, ("max_retries exhausted", 1_700_000_100, 4)),
+            ],
+            1,
+        ):
+            database.run(OLD_ROW, (msg_id, state, due, expires, encode_message(message(msg_id)), *end))
+            database.run("INSERT INTO remembered VALUES (1, ?, ?, NULL, ?)", (msg_id, number, START_MS))
+        database.run("INSERT INTO remembered VALUES (1, 'm0', NULL, 'acked', ?)", (START_MS,))
+
+
+@pytest.mark.req("MBX-3")
+async def test_a_file_of_the_first_version_keeps_what_is_in_it(tmp_path: Path, clock: FakeClock) -> None:
+    """Messages, dead letters and remembered ids are there after the upgrade, in their states and their order."""
+    an_old_file(tmp_path / "mail.db")
+    async with FileMailbox.open(tmp_path / "mail.db", clock=clock) as mailbox:
+        assert [(each.msg_id, each.state.value) for each in await mailbox.peek("bob")] == [
+            ("m1", "in_flight"),
+            ("m2", "pending"),
+        ]
+        (dead,) = await mailbox.peek_dead_letter("bob")
+        assert (dead.msg_id, dead.attempts, dead.failed_at) == ("m3", 4, 1_700_000_100)
+        for msg_id in ("m0", "m1", "m2", "m3"):
+            assert (await mailbox.enqueue(message(msg_id))).queued is False
+        assert (await mailbox.enqueue(message("m4"))).pending == 2
+        await mailbox.ack("bob", "m1")
+        assert [each.msg_id for each in await mailbox.dequeue_many("bob", 10)] == ["m2", "m4"]
+
+
+@pytest.mark.req("MBX-3")
+def test_old_ids_are_forgotten_a_stretch_at_a_time(tmp_path: Path) -> None:
+    """A few looks pass all ids: old ones whose messages are gone are forgotten, living and recent ones are not."""
+    policy = MailboxPolicy(ttl_seconds=10**6, retention_seconds=100)
+    with closing(Database.open_shared(tmp_path / "mail.db", FileKind.MAILBOX, busy_timeout_ms=1000)) as database:
+        database.migrate(migrations("agentpost.mailbox"))
+        book = Book(database, policy)
+
+        def enqueue(*numbers: int, to: str, now_ms: int) -> None:
+            messages = [message(f"m{number:03d}", to=to) for number in numbers]
+            book.enqueue(messages, [encode_message(each) for each in messages], now_ms=now_ms)
+
+        for session in ("ann", "bob"):
+            enqueue(*range(100), to=session, now_ms=START_MS)
+            taken = book.dequeue(session, 90, now_ms=START_MS)
+            book.ack(session, [each.msg_id for each in taken], now_ms=START_MS)
+        enqueue(*range(200, 210), to="ann", now_ms=START_MS + 50_000)
+        assert book.forget(now_ms=START_MS + 99_000, look_at=1000) == 0
+        forgotten = [book.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)]
+        assert sum(forgotten) == 180
+        assert max(forgotten) <= 64
+        assert database.value("SELECT count(*) FROM remembered") == 30
+        assert [book.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)] == [0] * 4
+
+
+async def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """Others can neither read the file nor its log."""
+    async with FileMailbox.open(tmp_path / "mail.db") as mailbox:
+        await mailbox.enqueue(message())
+        assert modes(tmp_path) == {"mail.db": 0o600, "mail.db-shm": 0o600, "mail.db-wal": 0o600}
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+@pytest.mark.req("MBX-10")
+async def test_a_blocking_mailbox_behaves_the_same(tmp_path: Path, clock: FakeClock) -> None:
+    """Calls that run in the caller's thread give the same answers and refusals, and share the file with others."""
+    async with (
+        FileMailbox.open(tmp_path / "mail.db", clock=clock, blocking=True) as blocking,
+        FileMailbox.open(tmp_path / "mail.db", clock=clock) as other,
+    ):
+        await asyncio.gather(*(box.enqueue(message(f"m{n}")) for n in range(10) for box in (blocking, other)))
+        got = await blocking.dequeue_many("bob", 100)
+        assert [each.msg_id for each in got] == [f"m{n}" for n in range(10)]
+        with pytest.raises(Refusal) as refused:
+            await blocking.ack_many("bob", ["m1", "m99"])
+        assert refused.value.code is Code.NOT_FOUND
+        await blocking.ack_many("bob", ["m1", "m2"])
+        assert len(await other.peek("bob")) == 8
+    with pytest.raises(Refusal) as refused:
+        await blocking.peek("bob")
+    assert refused.value.code is Code.UNAVAILABLE
