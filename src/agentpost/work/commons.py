@@ -1,4 +1,4 @@
-"""What the agents of a mesh share, at one gateway: capabilities, skills and reviews, put together and kept true."""
+"""What the agents of a mesh share, at one gateway: capabilities, skills, reviews, the delegation policy."""
 
 import asyncio
 import logging
@@ -17,6 +17,7 @@ from agentpost.work.capabilities.book import ManifestBook
 from agentpost.work.capabilities.catalog import Catalog
 from agentpost.work.capabilities.desk import CapabilityDesk
 from agentpost.work.capabilities.records import CATALOG
+from agentpost.work.delegation.desk import DelegationDesk
 from agentpost.work.reviews.board import ReviewBoard
 from agentpost.work.reviews.reporter import ReviewReporter
 from agentpost.work.skills.places import SkillPlaces
@@ -44,6 +45,7 @@ class Commons:
         self.reporter = ReviewReporter(
             store=store, room=room, board=self.reviews, maker=engine.maker, clock=clock, wakeups=engine.wakeups
         )
+        self.delegation = DelegationDesk(store=store, room=room, publisher=engine.publisher, clock=clock)
         self.catalog = Catalog(
             room=engine.room,
             clock=clock,
@@ -64,9 +66,10 @@ class Commons:
         await self._tasks.close()
 
     async def look(self) -> None:
-        """Make true what is kept here: the room, the reviews that were not heard."""
+        """Make true what is kept here: the room, the reviews that were not heard, a policy that nobody was told of."""
         self.desk.restore()
         await self.reporter.bring_all()
+        await self.delegation.announce()
 
     async def _keep_true(self) -> None:
         while True:

@@ -1,18 +1,16 @@
 """`capability`: what the agents of the mesh offer to each other."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.markup import escape
 
 from agentpost.config import home_of
+from agentpost.edges.cli.declared import read_declared
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
-from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["capability_app"]
 
@@ -34,7 +32,7 @@ def publish(
     Its skills have to be in the agent's directory of skills, in the versions that the file names. The other agents get
     the delegation skill; the version before is retired. If anything is wrong, nothing changes.
     """
-    made: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/capabilities", _read(file))
+    made: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/capabilities", read_declared(file))
     if output is Format.JSON:
         print_json(made)
         return
@@ -143,16 +141,3 @@ def health(
 def _print_problems(health: dict[str, Any]) -> None:
     for problem in health["problems"]:
         stdout.print(f"  {health['health']}: {escape(problem)}", highlight=False)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        text = file.read_text("utf-8")
-        found: object = msgspec.json.decode(text) if file.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise Refusal(Code.NOT_FOUND, f"{file} cannot be read: {error.strerror}", field="file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
-        raise Refusal(Code.MALFORMED, f"{file} is not valid: {error}", hint="Correct that line.") from None
-    if not isinstance(found, dict):
-        raise Refusal(Code.MALFORMED, f"{file} does not hold an object", field="file")
-    return found  # pyright: ignore[reportUnknownVariableType] - the gateway checks every field

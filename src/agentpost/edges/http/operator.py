@@ -12,6 +12,7 @@ from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.capabilities import capability_routes
+from agentpost.edges.http.delegation import delegation_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
@@ -134,6 +135,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *pipeline_routes(gateway),
             *capability_routes(gateway),
             *review_routes(gateway),
+            *delegation_routes(gateway),
             status,
             shutdown,
             invite,
