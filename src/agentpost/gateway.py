@@ -33,6 +33,7 @@ from agentpost.store.identity import Identity, load_identity
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LocalAgent
 from agentpost.tasks import TaskOwner
+from agentpost.work.commons import Commons
 from agentpost.work.office import Office
 from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
@@ -118,6 +119,7 @@ class Gateway:
         self._engine: Engine | None = None
         self._office: Office | None = None
         self._mailbox: FileMailbox | None = None
+        self._commons: Commons | None = None
         # Where the outboxes are exported to; None for a gateway without a lake.
         self.lake: LakeService | None = None
         self._started_ms = 0
@@ -164,6 +166,12 @@ class Gateway:
         if self._mailbox is None:
             raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
         return self._mailbox
+
+    @property
+    def commons(self) -> Commons:
+        if self._commons is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._commons
 
     async def start(self) -> None:
         """Claim the home and open what is in it."""
@@ -212,12 +220,19 @@ class Gateway:
             policy=self.settings.delivery,
         )
         self._office = Office(self._engine, chance=self.chance, settings=self.settings.work)
+        self._commons = Commons(
+            engine=self._engine,
+            room=self._host.room,
+            signing=self._identity.signing,
+            skills=self.settings.home / "skills",
+        )
         self.use_links(self._engine.links)
         if self.settings.lake is not None:
             self.lake = self._open_lake()
             self._engine.keeper.hold(self.lake.held_after)
         await self._engine.start()
         self._open_mailbox(self._engine)
+        self._commons.start()
         if self.lake is not None:
             self.lake.start()
         save_settings(self.settings)
@@ -265,6 +280,8 @@ class Gateway:
 
     async def stop(self) -> None:
         """End the background work, then close the store: what was accepted is durable, what was not was never said."""
+        if self._commons is not None:
+            await self._commons.close()
         if self._engine is not None:
             await self._engine.drain()
             await self._engine.close()

@@ -11,19 +11,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from agentpost.auth.wire import Whois
 from agentpost.config import Settings
 from agentpost.edges.http.server import serve
 from agentpost.edges.operator_client import OperatorClient
+from agentpost.edges.runtimes.registry import make_runtime
 from agentpost.gateway import Gateway
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.testing import FakeClock, SeededChance
 
+T = TypeVar("T")
 TIMEOUT_SECONDS = 60
 _ROOT = Path(__file__).parents[2]
 # For tests that make more attempts than any node would.
@@ -116,11 +118,21 @@ def _url_of(process: subprocess.Popen[str], home: Path) -> str:
 class ServedGateway:
     """A gateway whose doors are open, in a thread of this process."""
 
-    def __init__(self, gateway: Gateway, clock: FakeClock, url: str) -> None:
+    def __init__(self, gateway: Gateway, clock: FakeClock, url: str, loop: asyncio.AbstractEventLoop) -> None:
         self.gateway = gateway
         self.clock = clock
         self.url = url
         self.operator = OperatorClient(gateway.settings.home, timeout_seconds=TIMEOUT_SECONDS)
+        self._loop = loop
+
+    def run(self, what: Callable[[], T | Awaitable[T]]) -> T:
+        """Do something inside the gateway, on the one thread that its room and its engine are used by."""
+
+        async def do() -> T:
+            done = what()
+            return await done if isinstance(done, Awaitable) else done
+
+        return asyncio.run_coroutine_threadsafe(do(), self._loop).result(TIMEOUT_SECONDS)
 
 
 @contextmanager
@@ -131,7 +143,9 @@ def served_gateway(
     told: queue.Queue[str | BaseException] = queue.Queue()
     loops: queue.Queue[asyncio.AbstractEventLoop] = queue.Queue()
     given = {"node_id": "vps-jane", "tier": NodeTier.BACKBONE, "listen_port": 0} | settings
-    gateway = Gateway(Settings(home=home, **given), clock=clock, chance=SeededChance(seed), whois=whois)
+    gateway = Gateway(
+        Settings(home=home, **given), clock=clock, chance=SeededChance(seed), runtimes=make_runtime, whois=whois
+    )
 
     async def live() -> None:
         loops.put(asyncio.get_running_loop())
@@ -148,9 +162,10 @@ def served_gateway(
     url = told.get(timeout=TIMEOUT_SECONDS)
     if isinstance(url, BaseException):
         raise url
+    loop = loops.get()
     try:
-        yield ServedGateway(gateway, clock, url)
+        yield ServedGateway(gateway, clock, url, loop)
     finally:
-        loops.get().call_soon_threadsafe(gateway.request_stop)
+        loop.call_soon_threadsafe(gateway.request_stop)
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive(), "the gateway did not stop"

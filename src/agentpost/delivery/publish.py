@@ -30,7 +30,7 @@ from agentpost.protocol.routing import Rejected, RouteRequest
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.blobs import SealedBlob
 from agentpost.store.interface import Store
-from agentpost.store.values import Appended, Incident, NamedPayload
+from agentpost.store.values import Appended, Incident, NamedPayload, Note
 from agentpost.world import Clock, IdMaker
 
 __all__ = ["MAX_INLINE_BYTES", "NO_ROUTE", "Publisher", "Receipt", "RecipientReceipt", "SendRequest"]
@@ -98,12 +98,18 @@ class Publisher:
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
 
     async def send(
-        self, request: SendRequest, *, before: Before | None = None, event_id: EventId | None = None
+        self,
+        request: SendRequest,
+        *,
+        before: Before | None = None,
+        event_id: EventId | None = None,
+        notes: Sequence[Note] = (),
     ) -> Receipt:
         """Publish a message of a local agent. Returns once it would survive a power loss (PIPE-3).
 
         `before` hears of the event and its recipients before anybody else can: for whoever waits for its outcome. An
-        `event_id` is for whoever has to recognise the event after a crash; the outbox must not have it yet.
+        `event_id` is for whoever has to recognise the event after a crash; the outbox must not have it yet. `notes` are
+        kept in the same transaction.
 
         An agent that no gateway has gets a dead letter at once, as ROUTE-3 has it, even if it is the only recipient:
         what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
@@ -119,7 +125,7 @@ class Publisher:
         _check_in_time(event, now_ms)
         if before is not None:
             before(event.event_id, placement.to_agents)
-        (receipt,) = await self.post([(event, placement, request.content)])
+        (receipt,) = await self.post([(event, placement, request.content)], notes=notes)
         return receipt
 
     def place(self, wanted: RouteRequest) -> tuple[Placement, int]:
@@ -129,9 +135,13 @@ class Publisher:
         return self._placer.place(wanted, now_ms=now_ms), now_ms
 
     async def post(
-        self, placed: Sequence[tuple[Event, Placement, Content]], *, also: Sequence[Event] = ()
+        self,
+        placed: Sequence[tuple[Event, Placement, Content]],
+        *,
+        also: Sequence[Event] = (),
+        notes: Sequence[Note] = (),
     ) -> list[Receipt]:
-        """Publish events for the agents that they were placed for, all of them in one transaction."""
+        """Publish events for the agents that they were placed for, all of them, and notes, in one transaction."""
         now_ms = self._clock.now_ms()
         sealed = [(await self.seal_into(event, content), placement) for event, placement, content in placed]
         deliveries = [
@@ -148,7 +158,7 @@ class Publisher:
             change for event, placement in sealed for change in placement.endings(event, reason=NO_ROUTE, now_ms=now_ms)
         ]
         events = [event for event, _ in sealed]
-        appended = await self._append((*events, *lost, *also), deliveries, changes)
+        appended = await self._append((*events, *lost, *also), deliveries, changes, notes)
         for event, placement in sealed:
             if placement.unroutable:
                 await self._report_unroutable(placement, event, now_ms)
@@ -171,19 +181,24 @@ class Publisher:
         deliveries: Sequence[Delivery] = (),
         also: Sequence[Event] = (),
         changes: Sequence[Change] = (),
+        notes: Sequence[Note] = (),
     ) -> Appended:
         """Seal the content for the event's `to_nodes` and append all of it at once. The event stands at `first_seq`.
 
         For any kind of event. `also` are events that follow it in the same transaction and are finished already.
         """
         event = await self.seal_into(event, content)
-        return await self._append((event, *also), deliveries, changes)
+        return await self._append((event, *also), deliveries, changes, notes)
 
     async def _append(
-        self, events: Sequence[Event], deliveries: Sequence[Delivery], changes: Sequence[Change]
+        self,
+        events: Sequence[Event],
+        deliveries: Sequence[Delivery],
+        changes: Sequence[Change],
+        notes: Sequence[Note],
     ) -> Appended:
         try:
-            appended = await self._store.append(events, deliveries=deliveries, changes=changes)
+            appended = await self._store.append(events, deliveries=deliveries, changes=changes, notes=notes)
         except Refusal:
             for event in events:
                 await self._drop_blob_of(event)

@@ -4,13 +4,13 @@ A finding goes to the gateway of the node that it is about, if that one is at ha
 Review items go to whichever may write the review queue. A watermark goes to the node whose outbox it is of.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 from msgspec import Struct
 
+from agentpost.protocol.reviews import MAX_SAMPLES, review_id
 from agentpost.protocol.timestamps import format_ms
 
 __all__ = ["Door", "Feedback", "Reader", "Told", "collect", "send_feedback"]
@@ -19,8 +19,6 @@ Reader: TypeAlias = Callable[[str, Sequence[str]], pa.Table | None]
 
 PATH: Final = "/ansible/pipeline/findings"
 _AT_ONCE: Final = 500
-_SAMPLES: Final = 16
-_CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _FIELDS: Final = {
     "rule": "rule",
     "node": "node",
@@ -126,22 +124,16 @@ def _reviews(read: Reader) -> list[dict[str, Any]]:
     )
     return [
         {
-            "reviewId": _review_id(row["review_key"], row["first_us"] // 1000),
+            "reviewId": review_id(row["review_key"], row["first_us"] // 1000),
             "capabilityId": row["capability_id"],
             "delegationSkillVersion": row["delegation_skill_version"] or "unknown",
             "executorSkillVersion": row["executor_skill_version"] or "unknown",
             "failureClass": row["failure_class"] or row["trigger"],
-            "sampleCorrIds": list(row["sample_corr_ids"] or ())[:_SAMPLES],
+            "sampleCorrIds": list(row["sample_corr_ids"] or ())[:MAX_SAMPLES],
             "createdAt": format_ms(row["first_us"] // 1000),
         }
         for row in _rows(read, "reviews", columns)
     ]
-
-
-def _review_id(key: str, first_ms: int) -> str:
-    """A ULID that is the same in every run: the time of the first case, and what the key says for chance."""
-    value = (first_ms << 80) | int.from_bytes(hashlib.sha256(key.encode()).digest()[:10], "big")
-    return "rev_" + "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
 def _rows(read: Reader, table: str, columns: Sequence[str] | dict[str, str]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ space. The ids are new with every start, so that a gateway that lost the end of 
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,7 +27,7 @@ from agentpost.room.records import REMOVED, Record, sign_record, verify_record
 from agentpost.room.schema import MAPS, check_id, check_record
 from agentpost.room.snapshots import SnapshotMaker
 from agentpost.room.table import RecordTable
-from agentpost.room.wire import ItemId, encode_write
+from agentpost.room.wire import ItemId, Write, encode_write, encode_writes
 from agentpost.world import Chance, Clock
 
 __all__ = ["Ignored", "Listener", "Room"]
@@ -110,6 +110,24 @@ class Room:
             return False
         self._write(map_name, key, record, 0 if present is None else present["rev"])
         return True
+
+    def write_together(self, writes: Sequence[tuple[str, str, Mapping[str, Any]]]) -> bool:
+        """Set several records of this node's in one update: nobody sees some of them without the others.
+
+        What stands there already is left out. Not for keys that are written again and again (`MapRules.is_hot`).
+        """
+        news: list[Write] = []
+        for map_name, key, fields in writes:
+            present = self._table.get(map_name, key)
+            record = {name: value for name, value in fields.items() if value is not None and name not in _SIGNATURE}
+            if present is not None and present["signedBy"] == self.node_id and _fields_of(present) == record:
+                continue
+            signed = self._signed(map_name, key, record, 0 if present is None else present["rev"])
+            news.append(Write(map_name, key, self._table.item(map_name, key), signed))
+        if news:
+            update = encode_writes(ItemId(self._client, self._guard.next_clock(self._client)), news)
+            self._merge(self._guard.check(update, peer=self.node_id), self.node_id)
+        return bool(news)
 
     def remove(self, map_name: str, key: str) -> bool:
         """Take a record away: the key stays, and says so."""
@@ -244,10 +262,12 @@ class Room:
             self.write(map_name, key, own | {"admission": record["admission"]})
 
     def _write(self, map_name: str, key: str, fields: Record, after_rev: int) -> None:
+        self._put(map_name, key, self._signed(map_name, key, fields, after_rev), self._client_for(map_name, key))
+
+    def _signed(self, map_name: str, key: str, fields: Record, after_rev: int) -> Record:
         # The time of day, so that a node that lost its disk does not begin below what others know of it.
         record = fields | {"rev": max(self._clock.now_ms(), after_rev + 1), "signedBy": self.node_id}
-        signed = check_record(map_name, key, sign_record(map_name, key, record, self._signing))
-        self._put(map_name, key, signed, self._client_for(map_name, key))
+        return check_record(map_name, key, sign_record(map_name, key, record, self._signing))
 
     def _put(self, map_name: str, key: str, record: Record, client: int, *, is_sync: bool = False) -> None:
         update = encode_write(

@@ -5,13 +5,14 @@ value under a key of a root map does not pass, so nested types, texts, arrays an
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = [
     "EMPTY_UPDATE",
+    "Write",
     "ItemId",
     "Item",
     "Span",
@@ -19,6 +20,7 @@ __all__ = [
     "Reader",
     "Update",
     "encode_write",
+    "encode_writes",
     "read_update",
     "var_uint",
 ]
@@ -331,20 +333,35 @@ def var_uint(number: int) -> bytes:
     return bytes(out)
 
 
+class Write(NamedTuple):
+    """A value for the `key` of the map `root`, where `after` is the one that stands there now."""
+
+    root: str
+    key: str
+    after: ItemId | None
+    value: Mapping[str, Any]
+
+
 def encode_write(item_id: ItemId, *, root: str, key: str, after: ItemId | None, value: Mapping[str, Any]) -> bytes:
-    """The update that sets `key` of the map `root`, where `after` is the value that stands there now."""
-    out = bytearray(b"\x01\x01")
-    out += var_uint(item_id.client) + var_uint(item_id.clock)
-    if after is None:
-        out.append(_HAS_KEY | _ANY)
+    """The update that sets one key."""
+    return encode_writes(item_id, [Write(root, key, after, value)])
+
+
+def encode_writes(first: ItemId, writes: Sequence[Write]) -> bytes:
+    """One update that sets several keys, each once: whoever takes it takes all of it."""
+    out = bytearray(b"\x01") + var_uint(len(writes))
+    out += var_uint(first.client) + var_uint(first.clock)
+    for write in writes:
+        if write.after is None:
+            out.append(_HAS_KEY | _ANY)
+            out.append(1)
+            _put_text(out, write.root)
+            _put_text(out, write.key)
+        else:
+            out.append(_HAS_ORIGIN | _HAS_KEY | _ANY)
+            out += var_uint(write.after.client) + var_uint(write.after.clock)
         out.append(1)
-        _put_text(out, root)
-        _put_text(out, key)
-    else:
-        out.append(_HAS_ORIGIN | _HAS_KEY | _ANY)
-        out += var_uint(after.client) + var_uint(after.clock)
-    out.append(1)
-    _put_any(out, value)
+        _put_any(out, write.value)
     # No deletions: the value that stood there goes when this one is integrated, on every side.
     out.append(0)
     return bytes(out)

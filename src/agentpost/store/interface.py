@@ -32,6 +32,7 @@ from agentpost.store.values import (
     MirrorPosition,
     MirrorSlice,
     NamedPayload,
+    Note,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -59,11 +60,17 @@ class Store(Protocol):
     # The outbox and its deliveries
 
     def append(
-        self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+        self,
+        events: Sequence[Event],
+        *,
+        deliveries: Sequence[Delivery] = (),
+        changes: Sequence[Change] = (),
+        notes: Sequence[Note] = (),
     ) -> Awaitable[Appended]:
         """Give the events the next places in the outbox, with the deliveries they start and the changes they make.
 
-        Each event also becomes the next one in the stream of every gateway that its `to_nodes` name.
+        Each event also becomes the next one in the stream of every gateway that its `to_nodes` name. The notes are kept
+        in the same transaction.
         """
         ...
 
@@ -293,6 +300,18 @@ class Store(Protocol):
     def record_audit(self, entries: Sequence[AuditEntry]) -> Awaitable[None]: ...
 
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]: ...
+
+    def put_notes(self, notes: Sequence[Note]) -> Awaitable[None]:
+        """Keep all of them, each in the place of the one before; a note without a value goes away."""
+        ...
+
+    def note(self, collection: str, key: str) -> Note | None: ...
+
+    def notes(self, collection: str, *, after_key: str = "", limit: int = 256) -> list[Note]:
+        """The notes of a collection, by key."""
+        ...
+
+    def count_notes(self, collection: str) -> int: ...
 
     # Agents and incidents
 

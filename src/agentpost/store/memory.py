@@ -33,6 +33,7 @@ from agentpost.store.values import (
     InboxPosition,
     LedgerEntry,
     LedgerState,
+    Note,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -91,9 +92,15 @@ class MemoryStore(MemoryTasks):
     # The outbox and its deliveries
 
     async def append(
-        self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+        self,
+        events: Sequence[Event],
+        *,
+        deliveries: Sequence[Delivery] = (),
+        changes: Sequence[Change] = (),
+        notes: Sequence[Note] = (),
     ) -> Appended:
         self._check_open()
+        self._check_notes(notes)
         stored, places = self._stored(events)
         added = self._added(deliveries, places)
         moved, orphans = rules.move_deliveries({**self._found(changes), **added}, changes, places)
@@ -103,6 +110,7 @@ class MemoryStore(MemoryTasks):
         first_seq = self.head().seq + 1
         self._write(events, stored, places, {**added, **moved})
         self._keep_book(book)
+        self._keep_notes(notes)
         return Appended(first_seq=first_seq, last_seq=self.head().seq)
 
     def _stored(self, events: Sequence[Event]) -> tuple[list[StoredEvent], dict[EventId, int]]:

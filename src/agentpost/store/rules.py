@@ -31,6 +31,7 @@ from agentpost.store.values import (
     MirrorBatch,
     MirrorEvent,
     MirrorPosition,
+    Note,
     Subscriber,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "check_chunk",
     "check_mirror_batch",
     "check_new_invite",
+    "check_note",
     "consumed",
     "encode_for_outbox",
     "foreign_source",
@@ -64,6 +66,7 @@ __all__ = [
 
 EVENT_ID_LENGTH: Final = 30
 MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
+MAX_NOTE_BYTES: Final = 1024 * 1024
 
 
 class _Lifetime(Struct, rename="camel", gc=False):
@@ -294,6 +297,16 @@ def options_as_json(agent: LocalAgent) -> str:
         raise Refusal(
             Code.INVALID_FIELD, f"the options of {agent.agent_id} cannot be kept: {error}", field="options"
         ) from None
+
+
+def check_note(note: Note) -> None:
+    """Refuse a note that is no note: it is small, and has a name."""
+    size = len(note.value or b"")
+    if size > MAX_NOTE_BYTES:
+        where = f"{note.collection}/{note.key:.80}"
+        raise Refusal(Code.TOO_LARGE, f"the note {where} has {size} bytes; {MAX_NOTE_BYTES} is the most", field=where)
+    if not note.collection or not note.key:
+        raise Refusal(Code.INVALID_FIELD, "a note has a collection and a key", field="note")
 
 
 def replay_hash(scope: str, value: str) -> bytes:

@@ -1,7 +1,7 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
 This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `mirrors`,
-`agents`, `incidents`, `joining`, `room_log`, `tasks` and `blobs`; reading the outbox is in `outbox` and `streams`.
+`agents`, `incidents`, `notes`, `joining`, `room_log`, `tasks` and `blobs`; reading is in `outbox` and `streams`.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from agentpost.store import (
     incidents,
     joining,
     mirrors,
+    notes,
     outbox,
     rebuilding,
     room_log,
@@ -62,6 +63,7 @@ from agentpost.store.values import (
     MirrorPosition,
     MirrorSlice,
     NamedPayload,
+    Note,
     OutboxSlice,
     QuarantineEntry,
     Settlement,
@@ -148,11 +150,16 @@ class SqliteStore:
     # The outbox and its deliveries
 
     def append(
-        self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+        self,
+        events: Sequence[Event],
+        *,
+        deliveries: Sequence[Delivery] = (),
+        changes: Sequence[Change] = (),
+        notes: Sequence[Note] = (),
     ) -> "asyncio.Future[Appended]":
-        if not changes:
+        if not changes and not notes:
             return self._writer.append(events, deliveries)
-        return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes))
+        return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes, notes))
 
     def head(self) -> Head:
         return outbox.head(self._reader())
@@ -433,6 +440,20 @@ class SqliteStore:
     def incidents(self, *, open_only: bool = True, after_id: int = 0, limit: int = 256) -> list[Incident]:
         return incidents.incidents(self._reader(), open_only=open_only, after_id=after_id, limit=limit)
 
+    # Notes
+
+    def put_notes(self, notes: Sequence[Note]) -> "asyncio.Future[None]":
+        return self._writer.submit(lambda tx: _put(tx, notes))
+
+    def note(self, collection: str, key: str) -> Note | None:
+        return notes.note(self._reader(), collection, key)
+
+    def notes(self, collection: str, *, after_key: str = "", limit: int = 256) -> list[Note]:
+        return notes.notes(self._reader(), collection, after_key=after_key, limit=limit)
+
+    def count_notes(self, collection: str) -> int:
+        return notes.count_notes(self._reader(), collection)
+
     # Joining
 
     def create_invite(self, invite: Invite) -> "asyncio.Future[None]":
@@ -571,14 +592,23 @@ def _claim(database: Database, *, node_id: str, epoch: str, now_ms: int) -> None
 
 
 def _append_and_change(
-    tx: Transaction, events: Sequence[Event], new: Sequence[Delivery], changes: Sequence[Change]
+    tx: Transaction,
+    events: Sequence[Event],
+    new: Sequence[Delivery],
+    changes: Sequence[Change],
+    changed_notes: Sequence[Note],
 ) -> Appended:
     appended = tx.append(events, new)
     places = {event.event_id: seq for seq, event in enumerate(events, appended.first_seq)}
     orphans = deliveries.apply_changes(tx, changes, places)
     if orphans:
         raise orphan_refused(orphans[0])
+    notes.put_notes(tx, changed_notes)
     return appended
+
+
+def _put(tx: Transaction, changed_notes: Sequence[Note]) -> None:
+    notes.put_notes(tx, changed_notes)
 
 
 def _remember_once(tx: Transaction, scope: str, value: str, now_ms: int, expires_at_ms: int) -> bool:

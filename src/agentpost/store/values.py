@@ -38,6 +38,7 @@ __all__ = [
     "MirrorPosition",
     "MirrorSlice",
     "NamedPayload",
+    "Note",
     "Outcome",
     "OutboxSlice",
     "QuarantineEntry",
@@ -376,6 +377,15 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     corr_id: str | None = None
     session_id: str | None = None
     detail: dict[str, str | int | bool | None] = {}
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """What a layer above keeps under a key of its own. Without a value, as a change, it takes the note away."""
+
+    collection: str
+    key: str
+    value: bytes | None
+    at_ms: int
 
 
 class Incident(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,9 @@ from agentpost import __version__
 from agentpost.edges.cli import gateway, mail, mesh, tasks
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
+from agentpost.edges.cli.capabilities import capability_app
 from agentpost.edges.cli.deadletters import deadletters_app
+from agentpost.edges.cli.delegation import delegation_app
 from agentpost.edges.cli.incidents import incidents_app
 from agentpost.edges.cli.lake import lake_app
 from agentpost.edges.cli.mailbox import mailbox_app
@@ -26,7 +28,9 @@ from agentpost.edges.cli.output import (
     stdout,
 )
 from agentpost.edges.cli.pipeline import pipeline_app
+from agentpost.edges.cli.reviews import review_app
 from agentpost.edges.cli.simulate import simulate_app
+from agentpost.edges.cli.skills import skill_app
 from agentpost.edges.cli.store import store_app
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 
@@ -44,6 +48,10 @@ mesh.register(app)
 mail.register(app)
 tasks.register(app)
 app.add_typer(agents_app, name="agents")
+app.add_typer(capability_app, name="capability")
+app.add_typer(skill_app, name="skill")
+app.add_typer(review_app, name="review")
+app.add_typer(delegation_app, name="delegation")
 app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(incidents_app, name="incidents")
 app.add_typer(mailbox_app, name="mailbox")

@@ -11,11 +11,14 @@ from msgspec import Struct
 from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
+from agentpost.edges.http.capabilities import capability_routes
+from agentpost.edges.http.delegation import delegation_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
 from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
+from agentpost.edges.http.reviews import review_routes
 from agentpost.edges.http.tasks import task_routes
 from agentpost.edges.mailbox.http import mailbox_routes
 from agentpost.edges.seed_link import Seed, SeedLinks
@@ -132,6 +135,9 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),
             *lake_routes(gateway),
             *pipeline_routes(gateway),
+            *capability_routes(gateway),
+            *review_routes(gateway),
+            *delegation_routes(gateway),
             status,
             shutdown,
             invite,

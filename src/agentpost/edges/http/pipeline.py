@@ -6,27 +6,15 @@ from typing import Annotated
 from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct
 
 from agentpost.delivery.findings import FindingsDesk, PipelineFinding, Watermark
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.reviews import ReviewItem
+from agentpost.work.reviews.board import ReviewBoard
 
 __all__ = ["pipeline_routes"]
-
-Name = Annotated[str, Meta(min_length=1, max_length=128)]
-
-
-class ReviewItem(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A review item of CAP-6, as it stands in `coordination.skillReviewQueue`."""
-
-    review_id: Annotated[str, Meta(pattern="^rev_[0-9A-Z]{26}$")]
-    capability_id: Name
-    delegation_skill_version: Name
-    executor_skill_version: Name
-    failure_class: Name
-    sample_corr_ids: Annotated[tuple[Name, ...], Meta(max_length=16)]
-    created_at: Annotated[str, Meta(min_length=24, max_length=24)]
 
 
 class Handed(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -56,7 +44,7 @@ def pipeline_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         """
         kept = None if data.watermark is None else await desk.keep_from(data.watermark)
         taken = await desk.take(data.findings)
-        added, refused = _queue(gateway, data.reviews)
+        added, refused = _queue(gateway.commons.reviews, data.reviews)
         return Heard(
             raised=taken.raised,
             known=taken.known,
@@ -68,20 +56,14 @@ def pipeline_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
     return [findings]
 
 
-def _queue(gateway: Gateway, reviews: Sequence[ReviewItem]) -> tuple[int, str | None]:
+def _queue(board: ReviewBoard, reviews: Sequence[ReviewItem]) -> tuple[int, str | None]:
     """Write what is new into the review queue of the room, which only the coordinator may."""
-    room = gateway.host.room
     added = 0
     for review in reviews:
-        key = f"skillReviewQueue:{review.review_id}"
-        # One that was dealt with and removed stays so.
-        if room.record("coordination", key) is not None:
-            continue
         try:
-            room.write("coordination", key, to_builtins(review))
+            added += board.put(review)
         except Refusal as refusal:
             if refusal.code is not Code.WRITE_DENIED:
                 raise
             return added, refusal.message
-        added += 1
     return added, None

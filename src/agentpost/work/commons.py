@@ -1,0 +1,83 @@
+"""What the agents of a mesh share, at one gateway: capabilities, skills, reviews, the delegation policy."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agentpost.delivery.engine import Engine
+from agentpost.protocol.envelope import SignalEvent
+from agentpost.protocol.errors import Refusal
+from agentpost.room.document import Room
+from agentpost.tasks import TaskOwner
+from agentpost.work.capabilities.book import ManifestBook
+from agentpost.work.capabilities.catalog import Catalog
+from agentpost.work.capabilities.desk import CapabilityDesk
+from agentpost.work.capabilities.records import CATALOG
+from agentpost.work.delegation.desk import DelegationDesk
+from agentpost.work.reviews.board import ReviewBoard
+from agentpost.work.reviews.reporter import ReviewReporter
+from agentpost.work.skills.places import SkillPlaces
+
+__all__ = ["Commons"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 15.0
+
+
+class Commons:
+    """One for each gateway. `start` it after the engine, `close` it before."""
+
+    def __init__(self, *, engine: Engine, room: Room, signing: Ed25519PrivateKey, skills: Path) -> None:
+        store, clock = engine.store, engine.clock
+        self._room = room
+        self._tasks = TaskOwner("commons")
+        self.places = SkillPlaces(store, default=skills)
+        self.book = ManifestBook(store)
+        self.desk = CapabilityDesk(
+            store=store, room=room, signing=signing, clock=clock, book=self.book, places=self.places
+        )
+        self.reviews = ReviewBoard(room)
+        self.reporter = ReviewReporter(
+            store=store, room=room, board=self.reviews, maker=engine.maker, clock=clock, wakeups=engine.wakeups
+        )
+        self.delegation = DelegationDesk(store=store, room=room, publisher=engine.publisher, clock=clock)
+        self.catalog = Catalog(
+            room=engine.room,
+            clock=clock,
+            book=self.book,
+            desk=self.desk,
+            own_node_id=store.node_id,
+            raw=lambda capability_id: room.record(CATALOG, capability_id),
+            installations=lambda _capability_id, _version: (),
+            reviews=lambda capability_id: [item.review_id for item in self.reviews.items(capability_id)],
+        )
+        engine.wakeups.listen(signals=self._signals_heard)
+
+    def start(self) -> None:
+        """Begin with what is kept: after a crash the room may say less than the book."""
+        self._tasks.spawn(self._keep_true(), name="keeper")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def look(self) -> None:
+        """Make true what is kept here: the room, the reviews that were not heard, a policy that nobody was told of."""
+        self.desk.restore()
+        await self.reporter.bring_all()
+        await self.delegation.announce()
+
+    async def _keep_true(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except Refusal as refusal:
+                _log.warning("capabilities and reviews wait for the next look: %s", refusal.message)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _signals_heard(self, signals: Sequence[SignalEvent]) -> None:
+        self._tasks.spawn(self.reporter.hear(signals), name="reviews")

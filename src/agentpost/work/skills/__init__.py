@@ -1,0 +1,7 @@
+"""Skills: folders with a SKILL.md.
+
+frontmatter   the head of a SKILL.md, read
+folder        a skill in a directory of skills, found by name and version
+bundle        a skill as one deterministic archive, and back; what could do harm is refused
+install       an archive becomes the skill that a directory has, in one step
+"""
