@@ -13,6 +13,7 @@ from agentpost.protocol.errors import Code, Refusal
 __all__ = [
     "CorrId",
     "EventId",
+    "FamilyId",
     "InviteId",
     "ReviewId",
     "SessionId",
@@ -30,6 +31,7 @@ TaskId = NewType("TaskId", str)
 ReviewId = NewType("ReviewId", str)
 InviteId = NewType("InviteId", str)
 SessionId = NewType("SessionId", str)
+FamilyId = NewType("FamilyId", str)
 
 AnyId = TypeVar("AnyId", bound=str)
 
@@ -40,6 +42,7 @@ _PREFIX: Final[dict[object, str]] = {
     ReviewId: "rev_",
     InviteId: "inv_",
     SessionId: "ses_",
+    FamilyId: "fam_",
 }
 
 ENTROPY_BYTES: Final = 10

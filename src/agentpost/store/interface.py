@@ -11,6 +11,7 @@ from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId, InviteId
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.store.external_interface import ExternalStore
 from agentpost.store.values import (
     Acceptance,
     Accepted,
@@ -42,7 +43,7 @@ from agentpost.store.values import (
 __all__ = ["Store"]
 
 
-class Store(Protocol):
+class Store(ExternalStore, Protocol):
     @property
     def node_id(self) -> str:
         """The node whose outbox this is; nobody else's events are appended (PIPE-1)."""

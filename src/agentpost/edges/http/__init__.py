@@ -2,6 +2,7 @@
 
 public     what other machines may ask
 joining    the handshake
+external   agents outside the mesh: sessions, and what they call; `external_operator` is the operator's side
 room_gate  the room over WebSocket, behind a gate
 operator   what the owner of the home may ask; the socket's permissions are the authorisation
 errors     a refusal as a response

@@ -12,6 +12,7 @@ from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
 from agentpost.edges.http.pipeline import pipeline_routes
@@ -128,6 +129,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),
             *lake_routes(gateway),
             *pipeline_routes(gateway),
+            *external_operator_routes(gateway),
             status,
             shutdown,
             invite,
