@@ -75,9 +75,21 @@ def recorded_log() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[Door]:
-    """After every test neither the log nor the audit, nor any file of the home, has a secret in it."""
+    with open_door(tmp_path / "vps-jane") as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """One gateway for all tests of a file, which leave its clock alone."""
+    with open_door(tmp_path_factory.mktemp("gate") / "vps-jane") as door:
+        yield door
+
+
+@contextmanager
+def open_door(home: Path) -> Iterator[Door]:
+    """In the end neither the log nor the audit, nor any file of the home, has a secret in it."""
     settings = {"attempts_per_address": PLENTY, "attempts_per_token": PLENTY}
-    home = tmp_path / "vps-jane"
     with recorded_log() as log, served_gateway(home, clock=FakeClock(), runtimes=make_runtime, **settings) as served:
         door = Door(served)
         yield door

@@ -12,6 +12,7 @@ from agentpost.auth.external.exchange import Reused, SessionDesk
 from agentpost.auth.external.lifetimes import CONTEXT_SECONDS, INVITE_SECONDS, Lifetimes, checked_seconds
 from agentpost.auth.external.nonces import ServerNonces
 from agentpost.auth.external.open_calls import OpenCalls
+from agentpost.auth.external.proofs import USE_NONCE
 from agentpost.auth.external.refusals import Unproven
 from agentpost.auth.external.ring import KeyRing, SigningKey, derived_secret
 from agentpost.auth.external.scopes import check_scopes
@@ -52,7 +53,7 @@ _MOST_SESSIONS: Final = 10_000
 
 
 class ExternalAgents:
-    """One per gateway. `limits` are for tries to get a session, `call_limits` for calls within one."""
+    """One per gateway. `limits` are for those who prove nothing, or not yet."""
 
     def __init__(
         self,
@@ -62,15 +63,14 @@ class ExternalAgents:
         chance: Chance,
         *,
         limits: Limits | None = None,
-        call_limits: Limits | None = None,
         lifetimes: Lifetimes | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._chance = chance
         self._ids = IdMaker(clock, chance)
-        self._limits = limits or Limits(clock)
-        self._call_limits = call_limits or Limits(clock, per_address=_PER_ADDRESS, per_token=_PER_SESSION)
+        self._limits = Limits(clock) if limits is None else limits
+        self._session_limits = Limits(clock, per_token=_PER_SESSION)
         self._nonces = ServerNonces(derived_secret(identity, f"agentpost server nonces 1 {store.epoch}"))
         self._ring = KeyRing(store, identity, clock=clock)
         self._tokens = Tokens(store.node_id, self._ring, clock=clock, chance=chance)
@@ -223,9 +223,8 @@ class ExternalAgents:
         ]
 
     async def _authenticate(self, call: Call, attempt: Attempt) -> Admitted:
-        self._call_limits.attempt([address_key(call.address, "agent-call")])
         admitted = self._admission.authenticate(call, attempt)
-        self._call_limits.attempt([_session_key(admitted.session)])
+        self._session_limits.attempt([_session_key(admitted.session)])
         await self._admission.use_up(admitted)
         return admitted
 
@@ -256,11 +255,19 @@ class ExternalAgents:
         return ended
 
     async def _call_refused(self, refusal: Refusal, attempt: Attempt, call: Call) -> None:
+        """Write a refused call down. Who proved who he is does not suffer for others at his address."""
         if isinstance(refusal, ForeignKey):
             await self._raise_incident(refusal.session, "its access token came with a proof by another key")
-        # Only who could not prove himself is a stranger; what a session may not do costs its address nothing.
-        keys = [address_key(call.address, "agent-call")] if isinstance(refusal, Unproven) else []
-        await self._refused(refusal, attempt, self._call_limits, keys)
+        keys: list[str] = []
+        # To be told the nonce of the moment is a part of calling, and no failure.
+        if isinstance(refusal, Unproven) and refusal.error != USE_NONCE:
+            keys = [address_key(call.address, "agent-call")]
+        try:
+            self._limits.attempt(keys)
+        except RateLimited as limited:
+            await self._refused(limited, attempt, self._limits, [])
+            raise limited from None
+        await self._refused(refusal, attempt, self._limits, keys)
 
     async def _refused(self, refusal: Refusal, attempt: Attempt, limits: Limits, keys: list[str]) -> None:
         entry = audit.refused(attempt, refusal, at_ms=self._clock.now_ms())
@@ -281,8 +288,7 @@ class ExternalAgents:
         await self._store.record_audit([entry])
 
 
-# Several agents of one machine share an address; a session is one agent at work.
-_PER_ADDRESS: Final = Rate(burst=1200, per_second=100, failure_cost=40)
+# One agent at work.
 _PER_SESSION: Final = Rate(burst=240, per_second=20)
 
 

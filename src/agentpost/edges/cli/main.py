@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from agentpost import __version__
-from agentpost.edges.cli import gateway, mail, mesh
+from agentpost.edges.cli import audit, gateway, mail, mesh
+from agentpost.edges.cli.agent import agent_app
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
 from agentpost.edges.cli.deadletters import deadletters_app
@@ -42,7 +43,9 @@ app = typer.Typer(
 gateway.register(app)
 mesh.register(app)
 mail.register(app)
+audit.register(app)
 app.add_typer(agents_app, name="agents")
+app.add_typer(agent_app, name="agent")
 app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(incidents_app, name="incidents")
 app.add_typer(mailbox_app, name="mailbox")
