@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import secrets
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ EXCHANGE = "/ansible/agent/auth/exchange"
 REFRESH = "/ansible/agent/auth/refresh"
 CONTEXT = "/ansible/agent/context-token"
 REVOKE = "/ansible/agent/revoke"
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 Key = Ed25519PrivateKey | EllipticCurvePrivateKey
 
@@ -72,7 +75,8 @@ class AgentClient:
         self.session: dict[str, Any] = {}
         self.secrets: set[str] = set()
         # Without TLS there are no certificates to load, which would take longer than all the rest.
-        self._http = httpx.Client(timeout=PATIENCE_SECONDS, verify=False)
+        transport = httpx.HTTPTransport(verify=NO_TLS, limits=httpx.Limits(max_keepalive_connections=0))
+        self._http = httpx.Client(timeout=PATIENCE_SECONDS, transport=transport)
 
     def proof(
         self,

@@ -111,17 +111,17 @@ def test_an_answer_that_was_lost_can_be_asked_for_again(door: Door) -> None:
 
 @pytest.mark.req("EXT-2", "EXT-5")
 @pytest.mark.parametrize("which", ["sessionId", "agentId", "familyId"])
-def test_an_operator_ends_sessions_at_once(door: Door, which: str) -> None:
+def test_an_operator_ends_sessions_at_once(gate: Door, which: str) -> None:
     """By session, by agent or by family; the next call is refused, and a second session of the agent by agent only."""
-    codex, other = door.agent("codex"), door.agent("codex")
+    codex, other = gate.agent("codex"), gate.agent("codex")
     named = {"agentId": "codex"} | {name: codex.session[name] for name in ("sessionId", "familyId")}
-    ended = door.operator.post("/ansible/agent/revoke", {which: named[which]})["sessionIds"]
+    ended = gate.operator.post("/ansible/agent/revoke", {which: named[which]})["sessionIds"]
     assert codex.session["sessionId"] in ended
     assert code_of(codex.invoke("ansible_status")) == (401, "invalid_access_token")
     assert code_of(codex.refresh()) == (401, "invalid_refresh_token")
     is_other_gone = other.invoke("ansible_status").status_code == 401
     assert is_other_gone == (which == "agentId")
-    states = {each["sessionId"]: each["state"] for each in door.operator.get("/ansible/agent/sessions")}
+    states = {each["sessionId"]: each["state"] for each in gate.operator.get("/ansible/agent/sessions")}
     assert states[codex.session["sessionId"]] == "revoked"
 
 
@@ -212,10 +212,10 @@ def test_a_context_token_stays_within_one_conversation(door: Door) -> None:
     ids=str,
 )
 def test_a_context_token_is_never_more_than_its_session(
-    door: Door, changed: dict[str, Any], expected: tuple[int, str]
+    gate: Door, changed: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     """Not longer than five minutes, no scope that the session has not, one conversation that is one."""
-    codex = door.agent()
+    codex = gate.agent()
     body = {"contextId": "corr_01JV3T7E6Q8M1W2R4D9K0N5P7H", "scopes": ["ansible.message.read"], "ttlSeconds": 300}
     assert codex.call(CONTEXT, body).status_code == 200
     assert code_of(codex.call(CONTEXT, body | changed)) == expected

@@ -70,17 +70,15 @@ def sessions(
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """The sessions of agents outside the mesh, the newest first."""
+    """The sessions of agents outside the mesh, the newest first; with -o json also what each of them may do."""
     query: dict[str, str | int] = {"limit": limit} | ({} if agent is None else {"agentId": agent})
     found: list[dict[str, Any]] = OperatorClient(home_of(None, home=home)).get("/ansible/agent/sessions", query)
     if output is Format.JSON:
         print_json(found)
         return
-    rows = [
-        (each["sessionId"], each["agentId"], each["state"], each["refreshedAt"], each["expiresAt"], _short(each))
-        for each in found
-    ]
-    columns = ("session", "agent", "state", "refreshed", "good until", "scopes")
+    # Ids are there to be copied, so a row has no more than fits beside one.
+    rows = [(each["sessionId"], each["agentId"], each["state"], each["expiresAt"][:16]) for each in found]
+    columns = ("session", "agent", "state", "good until")
     print_table("Sessions", columns, [tuple(escape(cell) for cell in row) for row in rows])
 
 
@@ -127,7 +125,3 @@ def rotate_keys(
         print_json(done)
     else:
         stdout.print(f"access tokens are signed with {escape(done['kid'])} from now on", highlight=False)
-
-
-def _short(session: dict[str, Any]) -> str:
-    return " ".join(scope.removeprefix("ansible.") for scope in session["scopes"])
