@@ -209,6 +209,8 @@ def _forged_proofs(codex: AgentClient) -> dict[str, str]:
 
     raw_public = codex.key.public_key().public_bytes_raw()
     other = new_key("ES256")
+    nested = f"{b64(json.dumps({'typ': 'dpop+jwt', 'alg': 'EdDSA', 'jwk': jwk}).encode())}.{b64(b'[' * 2500)}"
+    deep = f"{nested}.{b64(signer(codex.key)(nested.encode()))}"
     return {
         "no algorithm": proof({"alg": "none"}, lambda _: b""),
         "no algorithm in capitals": proof({"alg": "NONE"}, lambda _: b""),
@@ -235,6 +237,9 @@ def _forged_proofs(codex: AgentClient) -> dict[str, str]:
         "an access token": codex.access_token,
         "a header that is a list": f"{b64(b'[]')}.{b64(b'{}')}.{b64(b'x')}",
         "a header that nests": f"{b64(b'[' * 2000)}.{b64(b'{}')}.{b64(b'x')}",
+        "claims that nest": deep,
+        "a header that nests an object": b64(b'{"a":' * 600) + ".e30.eA",
+        "a header that is no text": f"{b64(bytes(range(128, 256)))}.{b64(b'{}')}.{b64(b'x')}",
         "nothing": "",
         "dots": "..",
         "too long": "x" * 5000,
@@ -246,7 +251,8 @@ FORGERIES = [
     "HS256 with the key as JSON", "a symmetric key", "ES256 with an Ed25519 key", "EdDSA with a P-256 key",
     "another key in the header", "a private key in the header", "a point that is not on the curve", "kid", "jku", "x5u",
     "crit", "b64", "another type", "no type", "a key that is a list", "an access token", "a header that is a list",
-    "a header that nests", "nothing", "dots", "too long",
+    "a header that nests", "claims that nest", "a header that nests an object", "a header that is no text", "nothing",
+    "dots", "too long",
 ]  # fmt: skip
 
 

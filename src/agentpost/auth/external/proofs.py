@@ -6,14 +6,14 @@ business, and whose key it has to be is the caller's.
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-import jwt
 import msgspec
 
 from agentpost.auth.external.keys import ClientKey, client_key
-from agentpost.auth.signing import from_text, to_text
+from agentpost.auth.jose import header_of, signed_claims
+from agentpost.auth.signing import to_text
 
 __all__ = ["Expected", "Flaw", "Proof", "ProofClaims", "WINDOW_MS", "body_hash", "check_proof", "read_proof", "url_key"]
 
@@ -23,20 +23,8 @@ INVALID_PROOF: Final = "invalid_dpop_proof"
 USE_NONCE: Final = "use_dpop_nonce"
 _TYPE: Final = "dpop+jwt"
 _HEADER: Final = {"typ", "alg", "jwk"}
-_MOST_CHARACTERS: Final = 4096
 _LONGEST_ID: Final = 200
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# The signature is PyJWT's to check; everything else is checked below.
-_SIGNATURE_ONLY: Final[Any] = {
-    "verify_signature": True,
-    "verify_exp": False,
-    "verify_nbf": False,
-    "verify_iat": False,
-    "verify_aud": False,
-    "verify_iss": False,
-    "verify_sub": False,
-    "verify_jti": False,
-}
 
 
 class Flaw(Exception):  # noqa: N818 - it says what is wrong with what somebody else sent
@@ -80,21 +68,20 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_proof(text: str) -> Proof:
     """The proof, if it is one and its signature holds. What it is for is still to be checked."""
-    header = _header(text) if len(text) <= _MOST_CHARACTERS else None
+    header = header_of(text)
     # Unknown members are refused: `kid`, `jku`, `x5u` and `crit` would bring keys or rules of their own.
-    if header is None or header.keys() != _HEADER or header["typ"] != _TYPE:
+    if header.keys() != _HEADER or header["typ"] != _TYPE:
         raise Flaw("the proof must be a JWT whose header has typ dpop+jwt, alg and jwk, and nothing else")
     key = client_key(header["jwk"])
     if key is None or header["alg"] != key.algorithm:
         raise Flaw("the proof must have a public Ed25519 key with EdDSA, or a P-256 key with ES256")
+    said = signed_claims(text, key.public, algorithm=key.algorithm)
+    if said is None:
+        raise Flaw("the signature of the proof does not hold")
     try:
-        said = jwt.decode(text, key.public, algorithms=[key.algorithm], options=_SIGNATURE_ONLY)
         claims = msgspec.convert(said, ProofClaims)
     except msgspec.ValidationError as error:
         raise Flaw(f"a claim of the proof is missing or wrong: {error}") from None
-    except (jwt.InvalidTokenError, ValueError):
-        # The reason may quote the proof, so it is dropped.
-        raise Flaw("the signature of the proof does not hold") from None
     if not 1 <= len(claims.jti) <= _LONGEST_ID or not claims.jti.isascii() or not claims.jti.isprintable():
         raise Flaw(f"jti must be 1 to {_LONGEST_ID} printable ASCII characters")
     return Proof(key=key, claims=claims)
@@ -134,14 +121,6 @@ def url_key(url: str) -> str | None:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     at = "" if port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{port}"
     return f"{parts.scheme}://{host}{at}{parts.path or '/'}"
-
-
-def _header(text: str) -> dict[str, Any] | None:
-    raw = from_text(text.partition(".")[0])
-    try:
-        return None if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return None
 
 
 def _hash(content: bytes) -> str:
