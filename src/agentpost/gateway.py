@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from agentpost import __version__
+from agentpost.auth.external.service import ExternalAgents
 from agentpost.auth.joining import Joining
 from agentpost.auth.limits import Limits, address_rate, token_rate
 from agentpost.auth.wire import Entry, Whois
@@ -115,6 +116,7 @@ class Gateway:
         self._store: SqliteStore | None = None
         self._identity: Identity | None = None
         self._joining: Joining | None = None
+        self._external: ExternalAgents | None = None
         self._host: RoomHost | None = None
         self._engine: Engine | None = None
         self._office: Office | None = None
@@ -141,6 +143,12 @@ class Gateway:
         if self._joining is None:
             raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
         return self._joining
+
+    @property
+    def external(self) -> ExternalAgents:
+        if self._external is None:
+            raise Refusal(Code.UNAVAILABLE, "the gateway is not started")
+        return self._external
 
     @property
     def host(self) -> RoomHost:
@@ -200,11 +208,10 @@ class Gateway:
             vouch=self._host.vouch,
             whois=self._whois,
             require_proof=not self.settings.insecure_no_proof,
-            limits=Limits(
-                self.clock,
-                per_address=address_rate(self.settings.attempts_per_address),
-                per_token=token_rate(self.settings.attempts_per_token),
-            ),
+            limits=self._attempt_limits(),
+        )
+        self._external = ExternalAgents(
+            self._store, self._identity, self.clock, self.chance, limits=self._attempt_limits()
         )
         await self._host.start()
         self._host.room.subscribe(self._cut_revoked)
@@ -247,6 +254,13 @@ class Gateway:
         forwarder = Forwarder(self._mailbox, store=self.store, room=engine.room, publisher=engine.publisher)
         self.tasks.spawn(keep_swept(self._mailbox), name="mailbox sweeper")
         self.tasks.spawn(forwarder.run(), name="forwarder")
+
+    def _attempt_limits(self) -> Limits:
+        return Limits(
+            self.clock,
+            per_address=address_rate(self.settings.attempts_per_address),
+            per_token=token_rate(self.settings.attempts_per_token),
+        )
 
     def _open_lake(self) -> "LakeService":
         if self.settings.lake is None:

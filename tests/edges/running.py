@@ -18,11 +18,13 @@ from typing import IO, Any, TypeVar
 
 from agentpost.auth.wire import Whois
 from agentpost.config import Settings
+from agentpost.delivery.ports import Runtime
 from agentpost.edges.http.server import serve
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.edges.runtimes.registry import make_runtime
 from agentpost.gateway import Gateway
 from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.values import LocalAgent
 from agentpost.testing import FakeClock, SeededChance
 
 T = TypeVar("T")
@@ -137,15 +139,20 @@ class ServedGateway:
 
 @contextmanager
 def served_gateway(
-    home: Path, *, clock: FakeClock, seed: int = 1, whois: Whois | None = None, **settings: Any
+    home: Path,
+    *,
+    clock: FakeClock,
+    seed: int = 1,
+    whois: Whois | None = None,
+    runtimes: Callable[[LocalAgent], Runtime] = make_runtime,
+    **settings: Any,
 ) -> Iterator[ServedGateway]:
     """A gateway on real sockets that lives by the test's clock, for the length of a `with`."""
     told: queue.Queue[str | BaseException] = queue.Queue()
     loops: queue.Queue[asyncio.AbstractEventLoop] = queue.Queue()
     given = {"node_id": "vps-jane", "tier": NodeTier.BACKBONE, "listen_port": 0} | settings
-    gateway = Gateway(
-        Settings(home=home, **given), clock=clock, chance=SeededChance(seed), runtimes=make_runtime, whois=whois
-    )
+    chance = SeededChance(seed)
+    gateway = Gateway(Settings(home=home, **given), clock=clock, chance=chance, runtimes=runtimes, whois=whois)
 
     async def live() -> None:
         loops.put(asyncio.get_running_loop())

@@ -37,20 +37,25 @@ COMMITS: Final = frozenset(
 
 # No part of a message's life, or of a rare one. Each is cut as a write of the store in the tests that are named.
 COMMITS_ELSEWHERE: Final = {
+    "add_token_key": "the number of a key; tests/store/test_external.py",
     "append_room_update": "the room's own log; test_store_power_loss.py cuts appends, tests/room/test_keeping.py loads",
     "compact_room": "the same",
     "consume_invite_and_pin": "joining; tests/edges/test_ticket_race.py",
+    "create_agent_invite": "agents outside the mesh; tests/store/test_external.py",
     "create_invite": "joining",
+    "end_agent_sessions": "agents outside the mesh; tests/store/test_external.py",
     "keep_mirror": "a mirror that is read apart from the mail; joint reading writes it with `accept`",
     "extend_lease": "an agent that fetches its mail; tests/delivery/test_pull.py",
     "name_payloads": "just before a batch with payloads is kept, and harmless alone; tests/delivery/test_mirror.py",
     "drop_blob": "a payload that does not fit its address; tests/delivery/test_fetch.py",
+    "open_agent_session": "agents outside the mesh; test_store_power_loss.py, tests/store/test_external.py",
     "pin_node": "joining",
     "rebuild_tasks": "an operator's word; tests/work/test_rebuild.py",
     "remember_once": "joining: nonces",
     "remove_agent": "an operator's word",
     "restart_cursor": "another life of a source; tests/delivery/test_reader.py",
     "restart_mirror": "the same; tests/delivery/test_mirror.py",
+    "rotate_refresh_token": "agents outside the mesh; test_store_power_loss.py, tests/store/test_external.py",
     "revoke_node": "an operator's word",
     "withdraw_invite": "joining",
 }

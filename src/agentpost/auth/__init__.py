@@ -8,6 +8,8 @@ joining       the service that edges call: invite, challenge, exchange, redeem, 
   redemption          a ticket for an open door; here the invite is used up and the key pinned
   limits              how often somebody may try
   audit, guard        what is written down; what must not be used twice
+external      agents outside the mesh: sessions, proofs, scopes; its `__init__` is a map
 wire          the requests and answers of the handshake
+jose          signed JSON tokens, as strangers send them
 signing       signatures with a purpose, keys as text, and what a name may look like
 """

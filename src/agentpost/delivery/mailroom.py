@@ -5,6 +5,7 @@ was engaged with it, and read when somebody opened it here; neither says anythin
 """
 
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct
 
@@ -81,10 +82,21 @@ class Mailroom:
         self._wakeups = wakeups
 
     def inbox(
-        self, agent_id: str, *, after_inbox_seq: int = 0, limit: int = 50, only_open: bool = False
+        self,
+        agent_id: str,
+        *,
+        after_inbox_seq: int = 0,
+        limit: int = 50,
+        only_open: bool = False,
+        corr_id: str | None = None,
     ) -> list[InboxLine]:
-        """What came for an agent, oldest first."""
+        """What came for an agent, oldest first; all of it, or what belongs to one conversation."""
         self._expect_agent(agent_id)
+        if corr_id is not None:
+            found = (item for item in self._store.inbox_by_corr(corr_id) if item.entry.to_agent_id == agent_id)
+            after = (item for item in found if item.entry.inbox_seq > after_inbox_seq)
+            wanted = (item for item in after if not only_open or item.entry.state is not LedgerState.SETTLED)
+            return [self._line(item) for item in islice(wanted, limit)]
         items = self._store.inbox_items(
             agent_id, after_inbox_seq=after_inbox_seq, limit=limit, include_settled=not only_open
         )

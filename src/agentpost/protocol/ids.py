@@ -14,6 +14,7 @@ from agentpost.protocol.errors import Code, Refusal
 __all__ = [
     "CorrId",
     "EventId",
+    "FamilyId",
     "InviteId",
     "ReviewId",
     "SessionId",
@@ -32,6 +33,7 @@ TaskId = NewType("TaskId", str)
 ReviewId = NewType("ReviewId", str)
 InviteId = NewType("InviteId", str)
 SessionId = NewType("SessionId", str)
+FamilyId = NewType("FamilyId", str)
 
 AnyId = TypeVar("AnyId", bound=str)
 
@@ -42,6 +44,7 @@ _PREFIX: Final[dict[object, str]] = {
     ReviewId: "rev_",
     InviteId: "inv_",
     SessionId: "ses_",
+    FamilyId: "fam_",
 }
 
 ENTROPY_BYTES: Final = 10

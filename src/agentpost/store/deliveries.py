@@ -63,7 +63,8 @@ def _moved_row(delivery: Delivery, *, is_elsewhere: bool) -> Row:
 
 
 def deliveries_of(database: Database, event_id: EventId) -> list[Delivery]:
-    return _deliveries_of(database, [event_id])
+    # What somebody asks for may be anything; with a NUL in it, it is not even text to SQLite.
+    return [] if "\0" in event_id else _deliveries_of(database, [event_id])
 
 
 def due_deliveries(database: Database, now_ms: int, limit: int) -> list[Delivery]:

@@ -12,6 +12,7 @@ from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId, InviteId, TaskId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.taskbook import TaskRecord
+from agentpost.store.external_interface import ExternalStore
 from agentpost.store.values import (
     Acceptance,
     Accepted,
@@ -46,7 +47,7 @@ from agentpost.store.values import (
 __all__ = ["Store"]
 
 
-class Store(Protocol):
+class Store(ExternalStore, Protocol):
     @property
     def node_id(self) -> str:
         """The node whose outbox this is; nobody else's events are appended (PIPE-1)."""

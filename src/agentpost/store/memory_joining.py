@@ -4,13 +4,13 @@ from msgspec.structs import replace
 
 from agentpost.protocol.ids import InviteId
 from agentpost.store import rules
-from agentpost.store.memory_notes import MemoryNotes
+from agentpost.store.memory_external import MemoryExternal
 from agentpost.store.values import Invite, KnownNode
 
 __all__ = ["MemoryJoining"]
 
 
-class MemoryJoining(MemoryNotes):
+class MemoryJoining(MemoryExternal):
     """A part of `MemoryStore`."""
 
     def __init__(self) -> None:

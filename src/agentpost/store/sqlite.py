@@ -1,11 +1,11 @@
 """The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
 
 This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `mirrors`,
-`agents`, `incidents`, `notes`, `joining`, `room_log`, `tasks` and `blobs`; reading is in `outbox` and `streams`.
+`agents`, `incidents`, `notes`, `joining`, `external`, `room_log`, `tasks`, `blobs` and `auditing`; reading is in
+`outbox` and `streams`.
 """
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
@@ -22,6 +22,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store import (
     agents,
+    auditing,
     blobs,
     compaction,
     deliveries,
@@ -40,6 +41,7 @@ from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.queries import SQL
 from agentpost.store.rules import orphan_refused, replay_hash
+from agentpost.store.sqlite_external import SqliteExternal
 from agentpost.store.tail import Grown, Tail
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
@@ -81,7 +83,7 @@ T = TypeVar("T")
 OnFailure = Callable[[Refusal], None]
 
 
-class SqliteStore:
+class SqliteStore(SqliteExternal):
     """Implements `Store`. Open it with `SqliteStore.open`, and `await close()` it."""
 
     def __init__(self, home: Home, writer_database: Database, *, vfs: str | None, on_failure: OnFailure | None) -> None:
@@ -379,23 +381,10 @@ class SqliteStore:
         return self._writer.submit(lambda tx: _remember_once(tx, scope, value, now_ms, expires_at_ms))
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> "asyncio.Future[None]":
-        rows = [(e.at_ms, e.actor, e.action, e.subject, e.corr_id, e.session_id, json.dumps(e.detail)) for e in entries]
-        return self._writer.submit(lambda tx: tx.database.run_many(SQL.record_audit, rows))
+        return self._writer.submit(lambda tx: auditing.record_audit(tx, entries))
 
     def audit_log(self, *, after_id: int = 0, limit: int = 256) -> list[AuditEntry]:
-        return [
-            AuditEntry(
-                id=row[0],
-                at_ms=row[1],
-                actor=row[2],
-                action=row[3],
-                subject=row[4],
-                corr_id=row[5],
-                session_id=row[6],
-                detail=json.loads(row[7]),
-            )
-            for row in self._reader().rows(SQL.audit_log, (after_id, limit))
-        ]
+        return auditing.audit_log(self._reader(), after_id, limit)
 
     # Agents and incidents
 

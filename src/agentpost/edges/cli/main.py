@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from agentpost import __version__
-from agentpost.edges.cli import gateway, mail, mesh, tasks
+from agentpost.edges.cli import audit, gateway, mail, mesh, tasks
+from agentpost.edges.cli.agent import agent_app
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
 from agentpost.edges.cli.capabilities import capability_app
@@ -47,7 +48,9 @@ gateway.register(app)
 mesh.register(app)
 mail.register(app)
 tasks.register(app)
+audit.register(app)
 app.add_typer(agents_app, name="agents")
+app.add_typer(agent_app, name="agent")
 app.add_typer(capability_app, name="capability")
 app.add_typer(skill_app, name="skill")
 app.add_typer(review_app, name="review")

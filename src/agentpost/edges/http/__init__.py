@@ -2,8 +2,10 @@
 
 public     what other machines may ask
 joining    the handshake
+external   agents outside the mesh: sessions, and what they call; `external_operator` is the operator's side
 room_gate  the room over WebSocket, behind a gate
 operator   what the owner of the home may ask; the socket's permissions are the authorisation
 errors     a refusal as a response
+patience   how long a request may take to arrive
 server     both doors around one gateway, until it is told to stop
 """

@@ -6,6 +6,8 @@ from typing import Any, cast
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
+from agentpost.auth.external.keys import ALGORITHMS
+from agentpost.auth.external.refusals import Unproven
 from agentpost.auth.limits import RateLimited
 from agentpost.protocol.errors import Code, Refusal
 
@@ -17,7 +19,11 @@ _CODES = {404: Code.NOT_FOUND, 413: Code.TOO_LARGE, 429: Code.RATE_LIMITED}
 
 
 def _refused(_request: Request[Any, Any, Any], refusal: Refusal) -> Response[dict[str, Any]]:
-    headers = {"retry-after": str(refusal.retry_after_seconds)} if isinstance(refusal, RateLimited) else None
+    headers: dict[str, str] = {}
+    if isinstance(refusal, RateLimited):
+        headers["retry-after"] = str(refusal.retry_after_seconds)
+    elif isinstance(refusal, Unproven):
+        headers["www-authenticate"] = f'DPoP error="{refusal.error}", algs="{" ".join(ALGORITHMS)}"'
     return Response(refusal.to_wire(), status_code=refusal.status, media_type=MediaType.JSON, headers=headers)
 
 
@@ -47,7 +53,8 @@ def _first_problem(error: ValidationException) -> Refusal | None:
 
 
 def _defect(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    _log.error("a defect in %s %s", request.method, request.url.path, exc_info=error)
+    # %r: a path may hold a line break, and a log line must not.
+    _log.error("a defect in %s %r", request.method, request.url.path, exc_info=error)
     refusal = Refusal(Code.INTERNAL, "the gateway failed to answer this request")
     return Response(refusal.to_wire(), status_code=500, media_type=MediaType.JSON)
 

@@ -16,15 +16,13 @@ from agentpost.delivery.engine import Engine
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt, SendRequest
-from agentpost.protocol.errors import Code, Refusal
+from agentpost.edges.operations import expires_at
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Priority
-from agentpost.protocol.timestamps import format_ms
 
 __all__ = ["mail_routes"]
 
 _MOST_LINES: Final = 500
-_LONGEST_TTL_SECONDS: Final = 366 * 86_400
 
 Limit = Annotated[int, Parameter(ge=1, le=_MOST_LINES, description="How many at most.")]
 After = Annotated[int, Parameter(ge=0, description="Only what came after this inbox seq.")]
@@ -69,7 +67,7 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
                 content=Content(subject=data.subject, body=data.body, context=data.context),
                 priority=data.priority,
                 expects_reply=data.expects_reply,
-                expires_at=_expires_at(engine, data.ttl_seconds),
+                expires_at=expires_at(engine, data.ttl_seconds),
                 corr_id=None if data.corr_id is None else CorrId(data.corr_id),
             )
         )
@@ -107,13 +105,3 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return {"resolved": event_id, "how": data.how.value}
 
     return [send, inbox, read, reply, resolve]
-
-
-def _expires_at(engine: Engine, ttl_seconds: int | None) -> str | None:
-    if ttl_seconds is None:
-        return None
-    if not 1 <= ttl_seconds <= _LONGEST_TTL_SECONDS:
-        raise Refusal(
-            Code.INVALID_FIELD, f"ttlSeconds must be from 1 to {_LONGEST_TTL_SECONDS}, a year", field="ttlSeconds"
-        )
-    return format_ms(engine.clock.now_ms() + ttl_seconds * 1000)

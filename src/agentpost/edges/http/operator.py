@@ -14,6 +14,7 @@ from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.capabilities import capability_routes
 from agentpost.edges.http.delegation import delegation_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
 from agentpost.edges.http.pipeline import pipeline_routes
@@ -138,6 +139,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *capability_routes(gateway),
             *review_routes(gateway),
             *delegation_routes(gateway),
+            *external_operator_routes(gateway),
             status,
             shutdown,
             invite,

@@ -1,18 +1,28 @@
 """The public door: what any machine that reaches the port may ask."""
 
-from typing import Any
+from typing import Any, Final
 
 from litestar import Litestar, MediaType, Response, get
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
+from agentpost import __version__
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.external import AgentDoor, external_routes
 from agentpost.edges.http.joining import joining_routes
 from agentpost.edges.http.room_gate import RoomGate
 from agentpost.gateway import Gateway, Phase
 
 __all__ = ["public_app"]
 
-_MAX_BODY_BYTES = 1_048_576 + 65_536
+_MAX_BODY_BYTES: Final = 1_048_576 + 65_536
+_OPENAPI: Final = OpenAPIConfig(
+    title="agentpost, the public door",
+    version=__version__,
+    path="/ansible/openapi",
+    render_plugins=[JsonRenderPlugin()],
+)
 
 
 def public_app(gateway: Gateway) -> ASGIApp:
@@ -30,10 +40,10 @@ def public_app(gateway: Gateway) -> ASGIApp:
         )
 
     app = Litestar(
-        route_handlers=[live, ready, *joining_routes(gateway)],
+        route_handlers=[live, ready, *joining_routes(gateway), *external_routes(gateway)],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=_MAX_BODY_BYTES,
-        openapi_config=None,
+        openapi_config=_OPENAPI,
         logging_config=None,
     )
-    return RoomGate(app, gateway)
+    return RoomGate(AgentDoor(app, gateway), gateway)

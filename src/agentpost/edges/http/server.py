@@ -12,6 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from agentpost.edges.http.operator import operator_app
+from agentpost.edges.http.patience import PatientHttp
 from agentpost.edges.http.public import public_app
 from agentpost.edges.mailbox.http import MailboxDoor
 from agentpost.edges.seed_link import SeedLinks
@@ -105,6 +106,7 @@ def _server(app: Any) -> _Server:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
+            http=PatientHttp,
             ws=_WebSockets,
             ws_max_size=MAX_FRAME_BYTES,
             ws_per_message_deflate=False,

@@ -1,0 +1,60 @@
+"""docs/external-agents.md says what the gateway does: its client works as it stands there, its tables are complete."""
+
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentpost.auth.external.scopes import SCOPES
+from agentpost.edges.operations import OPERATIONS
+from agentpost.edges.runtimes import make_runtime
+from agentpost.protocol.errors import MEANINGS, Code
+from agentpost.testing import FakeClock
+from tests.edges.external.conftest import Door, recorded_log
+from tests.edges.running import served_gateway
+
+PAGE = (Path(__file__).parents[3] / "docs/external-agents.md").read_text()
+
+
+@pytest.mark.req("EXT-2", "EXT-3")
+def test_the_client_of_the_page_works(tmp_path: Path) -> None:
+    """Exchange, send, claim, settle, refresh, as it is printed, against a gateway that lives by the same clock."""
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert code is not None
+    page = SimpleNamespace()
+    exec(compile(code[1], "external-agents.md", "exec"), page.__dict__)  # noqa: S102 - it is our own text
+    clock = FakeClock(now_ms=int(time.time() * 1000))
+    with recorded_log() as log, served_gateway(tmp_path / "vps-jane", clock=clock, runtimes=make_runtime) as served:
+        door = Door(served)
+        codex, claude = (page.Agent(door.url, name, door.invite(name)) for name in ("codex", "claude"))
+        codex.invoke("ansible_send_message", toAgents=["claude"], body="Are you there?")
+        (message,) = claude.invoke("ansible_read_messages", claim=True, waitSeconds=60)["claimed"]
+        assert message["content"]["body"] == "Are you there?"
+        assert claude.invoke("ansible_mark_read", eventId=message["eventId"], settle="processed")["settled"]
+        before = codex.session["refreshToken"]
+        codex.server_nonce = "an old one"
+        codex.refresh()
+        assert codex.session["refreshToken"] != before
+        assert codex.invoke("ansible_status")["waiting"] == 0
+        secrets = {each.session[name] for each in (codex, claude) for name in ("accessToken", "refreshToken")}
+    assert not any(secret in log.getvalue() for secret in secrets)
+
+
+def test_the_page_names_every_operation_scope_and_refusal() -> None:
+    """What is served is in the tables, with the status that each code has."""
+    assert [name for name in OPERATIONS if f"`{name}`" not in PAGE] == []
+    assert [scope for scope in SCOPES if scope not in PAGE and not scope.startswith("ansible.task.")] == []
+    for code in (
+        Code.INVALID_INVITE,
+        Code.EXPIRED_INVITE,
+        Code.INVITE_USED,
+        Code.SCOPE_DENIED,
+        Code.INVALID_ACCESS_TOKEN,
+        Code.EXPIRED_ACCESS_TOKEN,
+        Code.INVALID_REFRESH_TOKEN,
+        Code.REPLAY_DETECTED,
+        Code.RATE_LIMITED,
+    ):
+        assert f"{MEANINGS[code].status} `{code.value}`" in PAGE
