@@ -137,6 +137,26 @@ class Mailroom:
         self._wakeups.timer_set()
         return Answered(event_id=reply.event_id, corr_id=reply.corr_id, settled=settled)
 
+    async def dismiss(self, agent_id: str, event_id: EventId) -> bool:
+        """Settle a message without an answer: the agent has had it. False if it had its outcome before."""
+        item = self._item(agent_id, event_id)
+        if item.entry.state is LedgerState.SETTLED:
+            return False
+        event, now_ms = decode_event(item.raw), self._clock.now_ms()
+        settled = await self._store.settle(
+            Settlement(
+                event_id=event_id,
+                to_agent_id=agent_id,
+                outcome=Outcome.PROCESSED,
+                at_ms=now_ms,
+                events=(self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id),),
+            )
+        )
+        if settled:
+            await self._store.mark_read(event_id, agent_id, at_ms=now_ms)
+            self._wakeups.outbox_grew()
+        return settled
+
     def _expect_agent(self, agent_id: str) -> None:
         if self._store.local_agent(agent_id) is None:
             known = ", ".join(agent.agent_id for agent in self._store.local_agents()[:10]) or "none"

@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]agentpost fetch builder --wait 60s -o json[/bold]")(fetch)
     app.command(epilog="Example: [bold]agentpost read evt_01K… --agent builder[/bold]")(read)
     app.command(epilog='Example: [bold]agentpost reply evt_01K… --agent builder "It is built."[/bold]')(reply)
+    app.command(epilog="Example: [bold]agentpost dismiss evt_01K… --agent builder[/bold]")(dismiss)
     app.command(epilog="Example: [bold]agentpost show evt_01K…[/bold]")(show)
     app.command(epilog="Example: [bold]agentpost trace evt_01K…[/bold]")(trace)
     app.command(epilog="Example: [bold]agentpost watch -o json[/bold]")(watch)
@@ -194,6 +195,22 @@ def reply(
     else:
         done = ", and the message is settled" if answered["settled"] else ""
         stdout.print(f"answered with {answered['eventId']}{done}", highlight=False)
+
+
+def dismiss(
+    event_id: Annotated[str, typer.Argument(help="The message.")],
+    agent: AgentOption = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Settle a message without an answer: the agent has had it, and its sender sees it as processed."""
+    client = OperatorClient(home_of(None, home=home))
+    path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "dismiss")
+    done: dict[str, bool] = client.post(path)
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print("settled" if done["settled"] else "it had its outcome before", highlight=False)
 
 
 def show(

@@ -94,6 +94,16 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return await engine.mailroom.reply(agent_id, EventId(event_id), content)
 
     @post(
+        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/dismiss",
+        status_code=200,
+        summary="Settle a message without an answer",
+        tags=["mail"],
+    )
+    async def dismiss(agent_id: str, event_id: str) -> dict[str, bool]:
+        """The agent has had it, and says nothing to it. False if it had its outcome before: that one counts."""
+        return {"settled": await engine.mailroom.dismiss(agent_id, EventId(event_id))}
+
+    @post(
         "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/resolve",
         status_code=200,
         summary="Decide about an unclear outcome",
@@ -104,4 +114,4 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         await engine.dispatcher.resolve(EventId(event_id), agent_id, data.how, actor="operator")
         return {"resolved": event_id, "how": data.how.value}
 
-    return [send, inbox, read, reply, resolve]
+    return [send, inbox, read, reply, dismiss, resolve]

@@ -104,6 +104,9 @@ class SyncClient:
     def reply(self, event_id: str, body: str, *, subject: str | None = None, context: Any = None) -> Answered:
         return self._wait(self._client.reply(event_id, body, subject=subject, context=context))
 
+    def dismiss(self, event_id: str) -> bool:
+        return self._wait(self._client.dismiss(event_id))
+
     def fetch(self, *, limit: int = 1, wait_seconds: float = 0) -> list[Engagement]:
         return self._wait(self._client.fetch(limit=limit, wait_seconds=wait_seconds))
 

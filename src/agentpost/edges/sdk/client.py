@@ -45,7 +45,8 @@ class Client:
         named = home or os.environ.get("AGENTPOST_HOME")
         self.home = home_of(None, home=None if named is None else Path(named))
         self._agent = agent
-        self._gateway = AsyncOperatorClient(self.home)
+        # For what has no method of its own here: see the pages of the HTTP API.
+        self.calls = AsyncOperatorClient(self.home)
 
     @classmethod
     @asynccontextmanager
@@ -76,7 +77,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        await self._gateway.close()
+        await self.calls.close()
 
     @property
     def agent(self) -> str:
@@ -89,15 +90,15 @@ class Client:
     @property
     def tasks(self) -> TaskCalls:
         """What the agent asks of others, and does for them."""
-        return TaskCalls(self._gateway, self.agent)
+        return TaskCalls(self.calls, self.agent)
 
     async def register(self, *, lease_seconds: float | None = None) -> None:
         """Add the agent to the gateway, as one that fetches its mail by itself. Nothing happens if it is there."""
-        known = {each["agentId"]: each["runtime"] for each in await self._gateway.get("/ansible/agents")}
+        known = {each["agentId"]: each["runtime"] for each in await self.calls.get("/ansible/agents")}
         if self.agent in known:
             return
         options = {} if lease_seconds is None else {"leaseSeconds": lease_seconds}
-        await self._gateway.post("/ansible/agents", {"agentId": self.agent, "runtime": "pull", "options": options})
+        await self.calls.post("/ansible/agents", {"agentId": self.agent, "runtime": "pull", "options": options})
 
     # Mail
 
@@ -125,7 +126,7 @@ class Client:
             "expectsReply": expects_reply,
             "corrId": corr_id,
         }
-        return msgspec.convert(await self._gateway.post("/ansible/messages", said), Receipt)
+        return msgspec.convert(await self.calls.post("/ansible/messages", said), Receipt)
 
     async def ask(self, to: str, body: str, *, timeout_seconds: float, subject: str | None = None) -> str | None:
         """Send a message to one agent and wait for its reply; None if it was handled without one.
@@ -159,14 +160,14 @@ class Client:
     async def sent(self, event_id: str, *, wait_seconds: float = 0) -> SentMessage:
         """What has become so far of a message that was sent from here."""
         path = path_of("ansible", "messages", event_id)
-        found = await self._gateway.get(path, {"wait_seconds": round(wait_seconds, 3)}, wait_seconds=wait_seconds)
+        found = await self.calls.get(path, {"wait_seconds": round(wait_seconds, 3)}, wait_seconds=wait_seconds)
         return msgspec.convert(found, SentMessage)
 
     async def inbox(self, *, only_open: bool = False, after: int = 0) -> AsyncIterator[InboxLine]:
         """What came for the agent, oldest first, without bodies. Looking changes nothing."""
         while True:
             query = {"limit": _PAGE, "after": after, "only_open": str(only_open).lower()}
-            found = await self._gateway.get(path_of("ansible", "agents", self.agent, "inbox"), query)
+            found = await self.calls.get(path_of("ansible", "agents", self.agent, "inbox"), query)
             lines = msgspec.convert(found, list[InboxLine])
             for line in lines:
                 yield line
@@ -176,19 +177,23 @@ class Client:
 
     async def read(self, event_id: str, *, mark: bool = True) -> InboxMessage:
         """One message in full. Reading never consumes it."""
-        found = await self._gateway.get(self._mail(event_id), {"mark": str(mark).lower()})
+        found = await self.calls.get(self._mail(event_id), {"mark": str(mark).lower()})
         return msgspec.convert(found, InboxMessage)
 
     async def reply(self, event_id: str, body: str, *, subject: str | None = None, context: Any = None) -> Answered:
         """Answer a message. One that is still open is settled by it."""
         said = Content(subject=subject, body=body, context=context)
-        return msgspec.convert(await self._gateway.post(f"{self._mail(event_id)}/reply", said), Answered)
+        return msgspec.convert(await self.calls.post(f"{self._mail(event_id)}/reply", said), Answered)
+
+    async def dismiss(self, event_id: str) -> bool:
+        """Settle a message without an answer. False if it had its outcome before."""
+        return (await self.calls.post(f"{self._mail(event_id)}/dismiss"))["settled"]
 
     async def fetch(self, *, limit: int = 1, wait_seconds: float = 0) -> list[Engagement]:
         """The oldest mail that nobody has yet. It is the caller's until it is settled, or until the lease is over."""
         path = path_of("ansible", "agents", self.agent, "fetch")
         asked = {"limit": limit, "waitSeconds": wait_seconds}
-        found = await self._gateway.post(path, asked, wait_seconds=wait_seconds)
+        found = await self.calls.post(path, asked, wait_seconds=wait_seconds)
         return msgspec.convert(found, list[Engagement])
 
     async def settle(
@@ -202,38 +207,38 @@ class Client:
         """Say what became of mail that was fetched. False if somebody had said so before: the first word counts."""
         content = Content(body=reply) if isinstance(reply, str) else reply
         said = {"kind": kind, "reply": content, "error": error}
-        return (await self._gateway.post(f"{self._mail(event_id)}/settle", said))["settled"]
+        return (await self.calls.post(f"{self._mail(event_id)}/settle", said))["settled"]
 
     async def extend(self, event_id: str, seconds: float) -> None:
         """Keep mail that was fetched for so long from now on."""
-        await self._gateway.post(f"{self._mail(event_id)}/extend", {"seconds": seconds})
+        await self.calls.post(f"{self._mail(event_id)}/extend", {"seconds": seconds})
 
     async def trace(self, what: str) -> list[TraceStep]:
         """What happened to an event or in a conversation, step by step, as far as this gateway knows."""
-        found = await self._gateway.get(path_of("ansible", "trace", what))
+        found = await self.calls.get(path_of("ansible", "trace", what))
         return msgspec.convert(found["steps"], list[TraceStep])
 
     async def dead_letters(self, *, limit: int = 50) -> list[DeadLetterLine]:
         """What was sent from here and cannot be delivered, with the reason of each."""
-        return msgspec.convert(await self._gateway.get("/ansible/dead-letters", {"limit": limit}), list[DeadLetterLine])
+        return msgspec.convert(await self.calls.get("/ansible/dead-letters", {"limit": limit}), list[DeadLetterLine])
 
     async def resend(self, event_id: str) -> Resent:
         """Send a dead letter again, as a new event of the same conversation."""
-        return msgspec.convert(await self._gateway.post("/ansible/dead-letters/resend", {"eventId": event_id}), Resent)
+        return msgspec.convert(await self.calls.post("/ansible/dead-letters/resend", {"eventId": event_id}), Resent)
 
     # The mesh
 
     async def status(self) -> dict[str, Any]:
         """How the gateway is: its node, its phase, its version, how far its outbox and inbox are."""
-        return await self._gateway.get("/operator/status")
+        return await self.calls.get("/operator/status")
 
     async def directory(self) -> list[dict[str, Any]]:
         """The agents of the mesh: where each lives, and whether its gateway is there."""
-        return await self._gateway.get("/ansible/directory")
+        return await self.calls.get("/ansible/directory")
 
     async def nodes(self) -> list[dict[str, Any]]:
         """The gateways of the mesh."""
-        return (await self._gateway.get("/operator/nodes"))["nodes"]
+        return (await self.calls.get("/operator/nodes"))["nodes"]
 
     def _mail(self, event_id: str) -> str:
         return path_of("ansible", "agents", self.agent, "inbox", event_id)

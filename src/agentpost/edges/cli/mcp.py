@@ -1,0 +1,45 @@
+"""`agentpost mcp`: the tools of the post for a model, over stdin and stdout."""
+
+import asyncio
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from agentpost.config import home_of
+from agentpost.edges.cli.gateway import quiet_libraries
+from agentpost.edges.cli.options import HomeOption
+from agentpost.protocol.errors import Code, Refusal
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("mcp", epilog="Example: [bold]agentpost mcp --agent claude[/bold]")(mcp)
+
+
+def mcp(
+    agent: Annotated[
+        str, typer.Option("--agent", "-a", envvar="AGENTPOST_AGENT", help="Whose post it is.", show_default=False)
+    ],
+    home: HomeOption = None,
+) -> None:
+    """Serve the post of one agent to a model, as an MCP server over stdin and stdout.
+
+    Clients start this by themselves once they are set up. The agent is added to the gateway if it is not there.
+    """
+    if find_spec("mcp") is None:
+        raise Refusal(
+            Code.UNAVAILABLE, "the MCP SDK is not installed", hint="Install it with: pip install 'agentpost[mcp]'"
+        )
+    from agentpost.edges.mcp.server import make_server
+    from agentpost.edges.sdk.client import Client
+
+    quiet_libraries()
+
+    async def serve() -> None:
+        async with Client(agent, home=home_of(None, home=home)) as client:
+            await client.register()
+            await make_server(client).run_stdio_async()
+
+    asyncio.run(serve())
