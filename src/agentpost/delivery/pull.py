@@ -10,8 +10,8 @@ then on it is measured by the time of day, which is what the ledger has.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from agentpost.delivery.ports import Engagement, Result, Wakeups
 from agentpost.delivery.turns import Begun, Held, Turns
@@ -23,6 +23,8 @@ from agentpost.store.values import BacklogItem, LedgerEntry, LedgerState, LocalA
 from agentpost.world import Clock
 
 __all__ = ["LEASE_SECONDS", "LONGEST_WAIT_SECONDS", "PULL", "Pull"]
+
+T = TypeVar("T")
 
 PULL: Final = "pull"
 LEASE_SECONDS: Final = 300.0
@@ -73,9 +75,28 @@ class Pull:
                     return fetched
                 await _wait(grew, min(left_seconds, self._free_in_ms(agent_id) / 1000))
         finally:
-            self._waiting[agent_id].discard(grew)
-            if not self._waiting[agent_id]:
-                del self._waiting[agent_id]
+            self._stop_waiting(agent_id, grew)
+
+    async def look(self, agent_id: str, seen: Callable[[], list[T]], *, wait_seconds: float) -> list[T]:
+        """What `seen` gives as soon as it gives something, or after that time. Nothing is taken."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_seconds
+        grew = asyncio.Event()
+        self._waiting.setdefault(agent_id, set()).add(grew)
+        try:
+            while True:
+                grew.clear()
+                found, left_seconds = seen(), until - loop.time()
+                if found or left_seconds <= 0 or self._is_released:
+                    return found
+                await _wait(grew, left_seconds)
+        finally:
+            self._stop_waiting(agent_id, grew)
+
+    def _stop_waiting(self, agent_id: str, grew: asyncio.Event) -> None:
+        self._waiting[agent_id].discard(grew)
+        if not self._waiting[agent_id]:
+            del self._waiting[agent_id]
 
     def release(self) -> None:
         """Let everybody go who waits: the gateway stops."""

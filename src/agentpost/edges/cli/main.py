@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from agentpost import __version__
-from agentpost.edges.cli import audit, gateway, mail, mcp, mesh, tasks
+from agentpost.edges.cli import audit, gateway, mail, mcp, mesh, setup, tasks
 from agentpost.edges.cli.agent import agent_app
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
@@ -50,6 +50,7 @@ mail.register(app)
 tasks.register(app)
 audit.register(app)
 mcp.register(app)
+setup.register(app)
 app.add_typer(agents_app, name="agents")
 app.add_typer(agent_app, name="agent")
 app.add_typer(capability_app, name="capability")

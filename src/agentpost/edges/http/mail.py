@@ -16,6 +16,7 @@ from agentpost.delivery.engine import Engine
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt, SendRequest
+from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
 from agentpost.edges.operations import expires_at
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Priority
@@ -25,6 +26,9 @@ __all__ = ["mail_routes"]
 _MOST_LINES: Final = 500
 
 Limit = Annotated[int, Parameter(ge=1, le=_MOST_LINES, description="How many at most.")]
+WaitSeconds = Annotated[
+    float, Parameter(ge=0, le=LONGEST_WAIT_SECONDS, description="How long to wait if there is nothing.")
+]
 After = Annotated[int, Parameter(ge=0, description="Only what came after this inbox seq.")]
 
 
@@ -72,10 +76,16 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
             )
         )
 
-    @get("/ansible/agents/{agent_id:str}/inbox", sync_to_thread=False, summary="List an inbox", tags=["mail"])
-    def inbox(agent_id: str, limit: Limit = 50, after: After = 0, only_open: bool = False) -> list[InboxLine]:
-        """Lines without bodies, oldest first."""
-        return engine.mailroom.inbox(agent_id, after_inbox_seq=after, limit=limit, only_open=only_open)
+    @get("/ansible/agents/{agent_id:str}/inbox", summary="List an inbox", tags=["mail"])
+    async def inbox(
+        agent_id: str, limit: Limit = 50, after: After = 0, only_open: bool = False, wait_seconds: WaitSeconds = 0
+    ) -> list[InboxLine]:
+        """Lines without bodies, oldest first. With `wait_seconds` an empty inbox is watched until something comes."""
+
+        def seen() -> list[InboxLine]:
+            return engine.mailroom.inbox(agent_id, after_inbox_seq=after, limit=limit, only_open=only_open)
+
+        return await engine.pull.look(agent_id, seen, wait_seconds=wait_seconds)
 
     @get("/ansible/agents/{agent_id:str}/inbox/{event_id:str}", summary="Read a message", tags=["mail"])
     async def read(agent_id: str, event_id: str, mark: bool = True) -> InboxMessage:

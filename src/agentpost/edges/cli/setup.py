@@ -1,0 +1,159 @@
+"""`agentpost setup`: other programs told about the post, and made to forget it; `agentpost hook`: what they call."""
+
+import difflib
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from agentpost.config import home_of
+from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.output import Format, FormatOption, print_json, stdout
+from agentpost.edges.operator_client import OperatorClient, path_of
+from agentpost.edges.setup.clients import ClientName, Wish, edits_of
+from agentpost.edges.setup.edits import Edit
+from agentpost.edges.setup.ledger import Change, Ledger, state_directory
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.home import Home
+
+__all__ = ["register"]
+
+_ALL: Final = "all"
+_MOST_NAMES: Final = 5
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: [bold]agentpost setup claude --agent claude-jane --dry-run[/bold]")(setup)
+    app.command(hidden=True)(hook)
+
+
+def setup(
+    client: Annotated[str, typer.Argument(help="claude, codex, gemini, openclaw or all.")],
+    agent: Annotated[
+        str | None, typer.Option("--agent", "-a", help="Who it speaks for; the name of the program without it.")
+    ] = None,
+    project: Annotated[Path, typer.Option("--project", help="The directory that Claude Code works in.")] = Path(),
+    wake: Annotated[
+        str | None,
+        typer.Option("--wake", help="Have an idle Claude Code wait so long for mail when it stops, as 10m."),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Put everything back as it was.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Tell an agent's program about the post: its tools, a skill that teaches them, and a look into the inbox.
+
+    Files are merged, not replaced, and what was there before is kept. A second run changes nothing.
+    """
+    if wake is not None:
+        seconds_of(wake, field="wake")
+    ledger = Ledger(state_directory())
+    planned: dict[Path, tuple[Edit, Change]] = {}
+    chosen = _chosen(client)
+    # All of it is worked out before any of it is written: one file that cannot be read stops everything.
+    for name in chosen:
+        wish = Wish(
+            agent=agent or name.value,
+            gateway=None if home is None else home.expanduser().resolve(),
+            user_home=Path.home(),
+            project=project.resolve(),
+            wake=wake,
+        )
+        edits = [edit for edit in edits_of(name, wish) if not remove or not _is_shared(edit, chosen, wish, ledger)]
+        planned |= {edit.path: (edit, ledger.to_undo(edit) if remove else ledger.to_make(edit)) for edit in edits}
+    changes = [(edit, change) for edit, change in planned.values() if not change.is_none]
+    backups: list[str] = []
+    if not dry_run:
+        for edit, change in changes:
+            if remove:
+                ledger.undo(edit, change)
+            elif (backup := ledger.make(edit, change)) is not None:
+                backups.append(str(backup))
+    if output is Format.JSON:
+        shown = [{"path": str(change.path), "diff": _diff(change)} for _, change in changes]
+        print_json({"changed": shown, "backups": backups, "dryRun": dry_run})
+        return
+    _print_changes([change for _, change in changes], dry_run=dry_run, remove=remove)
+
+
+def _chosen(client: str) -> list[ClientName]:
+    if client == _ALL:
+        return list(ClientName)
+    try:
+        return [ClientName(client)]
+    except ValueError:
+        names = ", ".join((*ClientName, _ALL))
+        problem = f"{client!r:.40} is not a program that is known here"
+        raise Refusal(Code.INVALID_FIELD, problem, field="client", hint=f"Use {names}.") from None
+
+
+def _is_shared(edit: Edit, chosen: list[ClientName], wish: Wish, ledger: Ledger) -> bool:
+    """Whether another program, which is to stay set up, needs the same file."""
+    for other in set(ClientName) - set(chosen):
+        configuration, *more = edits_of(other, wish)
+        if edit.path in {each.path for each in more} and ledger.knows(configuration):
+            return True
+    return False
+
+
+def _print_changes(changes: list[Change], *, dry_run: bool, remove: bool) -> None:
+    if not changes:
+        stdout.print("nothing to change")
+        return
+    for change in changes:
+        if dry_run:
+            stdout.print(escape(_diff(change)), highlight=False)
+        else:
+            what = "removed" if change.after is None else ("written" if change.before is None else "changed")
+            stdout.print(f"{what} {escape(str(change.path))}", highlight=False, soft_wrap=True)
+    if not dry_run and not remove:
+        stdout.print("Start the program anew. `agentpost setup … --remove` puts everything back.", highlight=False)
+
+
+def _diff(change: Change) -> str:
+    before, after = ((text or b"").decode(errors="replace").splitlines() for text in (change.before, change.after))
+    old = "/dev/null" if change.before is None else str(change.path)
+    new = "/dev/null" if change.after is None else str(change.path)
+    return "\n".join(difflib.unified_diff(before, after, old, new, lineterm=""))
+
+
+def hook(
+    event: Annotated[str, typer.Argument(help="start or stop.")],
+    agent: Annotated[str, typer.Option("--agent", "-a", help="Whose inbox.")],
+    wait: Annotated[str | None, typer.Option("--wait", help="Wait so long for mail.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """What Claude Code calls when a session starts, and when it stops: tells the model that mail waits.
+
+    It never fails and never says the same twice: whatever goes wrong with the post is no reason to stop work.
+    """
+    with suppress(Exception):
+        _say(event, agent, wait, home_of(None, home=home))
+
+
+def _say(event: str, agent: str, wait: str | None, home: Path) -> None:
+    if not sys.stdin.isatty():
+        sys.stdin.read()
+    told = Home(home).path / "hooks" / agent
+    before = int(told.read_text()) if told.exists() else 0
+    patience = seconds_of(wait, field="wait") if wait else 0
+    client = OperatorClient(home, timeout_seconds=10 + patience)
+    lines: list[dict[str, Any]] = client.get(
+        path_of("ansible", "agents", agent, "inbox"),
+        {"only_open": "true", "limit": 500, "wait_seconds": patience, "after": before if event == "stop" else 0},
+    )
+    unread = [line for line in lines if not line.get("isRead")]
+    newest = max((line["inboxSeq"] for line in unread), default=0)
+    if not unread:
+        return
+    told.parent.mkdir(mode=0o700, exist_ok=True)
+    told.write_text(str(newest))
+    senders = sorted({f"{line['fromAgentId']}@{line['fromNodeId']}" for line in unread})
+    names = ", ".join(senders[:_MOST_NAMES]) + (" and others" if len(senders) > _MOST_NAMES else "")
+    text = f"{len(unread)} unread on agentpost for {agent}, from {names}. Look with ansible_read_messages."
+    typer.echo(json.dumps({"decision": "block", "reason": text}) if event == "stop" else text)

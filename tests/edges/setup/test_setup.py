@@ -1,0 +1,174 @@
+"""`agentpost setup` on real configuration files, in a scratch home: merged, repeatable, and undone to the byte."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentpost.edges.cli.main import app
+from agentpost.protocol.errors import Refusal
+from tests.edges.running import agentpost, running_gateway
+
+CLAUDE_SETTINGS = """{
+    "model": "opus",
+    "hooks": {
+        "Stop": [
+            {"hooks": [{"type": "command", "command": "say done"}]}
+        ]
+    },
+    "permissions": {"allow": ["Bash(ls:*)"]}
+}"""
+CODEX = """# my settings
+model = "gpt-5"   # the big one
+
+[mcp_servers.docs]
+command = "docs-server"
+"""
+GEMINI = '{"theme": "Grün", "mcpServers": {"other": {"command": "x"}}}\n'
+OPENCLAW = '{\n\t"gateway": {"port": 18789},\n\t"mcp": {"servers": {"fs": {"command": "npx"}}}\n}\n'
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's home, with what four programs keep in it."""
+    for name, content in (
+        ("project/.claude/settings.json", CLAUDE_SETTINGS),
+        (".codex/config.toml", CODEX),
+        (".gemini/settings.json", GEMINI),
+        (".openclaw/openclaw.json", OPENCLAW),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    return tmp_path
+
+
+def setup(home: Path, *words: str) -> Result:
+    result = CliRunner().invoke(app, ["setup", *words, "--project", str(home / "project")])
+    if isinstance(result.exception, Refusal):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def files_of(home: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(home)): path.read_bytes()
+        for path in sorted(home.rglob("*"))
+        if path.is_file() and ".local" not in path.parts
+    }
+
+
+def test_all_programs_are_set_up_and_put_back_to_the_byte(home: Path) -> None:
+    """Each has our server beside its own settings, a second run changes nothing, and removal leaves no trace."""
+    before = files_of(home)
+    setup(home, "all")
+    after = files_of(home)
+    claude = json.loads(after["project/.mcp.json"])["mcpServers"]["agentpost"]
+    assert claude["args"][-3:] == ["mcp", "--agent", "claude"]
+    settings = json.loads(after["project/.claude/settings.json"])
+    assert (settings["model"], len(settings["hooks"]["Stop"]), len(settings["hooks"]["SessionStart"])) == ("opus", 2, 1)
+    codex = tomllib.loads(after[".codex/config.toml"].decode())
+    assert codex["mcp_servers"].keys() == {"docs", "agentpost"}
+    assert after[".codex/config.toml"].startswith(CODEX.encode())
+    gemini = json.loads(after[".gemini/settings.json"])
+    assert (gemini["theme"], gemini["mcpServers"].keys()) == ("Grün", {"other", "agentpost"})
+    assert json.loads(after[".openclaw/openclaw.json"])["mcp"]["servers"].keys() == {"fs", "agentpost"}
+    assert after[".agents/skills/agentpost/SKILL.md"].startswith(b"---\nname: agentpost\n")
+    assert "nothing to change" in setup(home, "all").output
+    assert files_of(home) == after
+    setup(home, "all", "--remove")
+    assert files_of(home) == before
+
+
+def test_a_dry_run_shows_the_difference_and_changes_nothing(home: Path) -> None:
+    """`--dry-run` prints what would be added, file by file."""
+    before = files_of(home)
+    said = setup(home, "codex", "--dry-run", "-o", "json").stdout
+    (config, skill) = json.loads(said)["changed"]
+    assert config["path"] == str(home / ".codex/config.toml")
+    assert "+[mcp_servers.agentpost]" in config["diff"]
+    assert skill["diff"].startswith("--- /dev/null")
+    assert files_of(home) == before
+
+
+def test_what_a_person_changed_since_stays(home: Path) -> None:
+    """Of a file that was edited after the setup only our part is taken away, also after a second setup."""
+    setup(home, "all")
+    settings = home / ".gemini/settings.json"
+    document = json.loads(settings.read_text())
+    settings.write_text(json.dumps(document | {"theme": "blue"}))
+    config = home / ".codex/config.toml"
+    config.write_text(config.read_text() + "\n[tui]\nnotifications = true\n")
+    setup(home, "all", "--agent", "ada")
+    setup(home, "all", "--remove")
+    assert json.loads(settings.read_text()) == {"theme": "blue", "mcpServers": {"other": {"command": "x"}}}
+    assert tomllib.loads(config.read_text()) == tomllib.loads(CODEX) | {"tui": {"notifications": True}}
+    assert config.read_text().startswith(CODEX)
+
+
+def test_one_program_is_removed_and_the_others_keep_the_skill(home: Path) -> None:
+    """A file that another program needs, too, stays until that one is removed."""
+    setup(home, "codex")
+    setup(home, "gemini")
+    skill = home / ".agents/skills/agentpost/SKILL.md"
+    setup(home, "codex", "--remove")
+    assert skill.exists()
+    assert (home / ".codex/config.toml").read_text() == CODEX
+    setup(home, "gemini", "--remove")
+    assert not skill.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".gemini/settings.json", "{ // with a comment\n}"),
+        (".gemini/settings.json", '{"mcpServers": []}'),
+        (".openclaw/openclaw.json", "[]"),
+        (".codex/config.toml", "model = "),
+        (".codex/config.toml", '[mcp_servers.agentpost]\ncommand = "mine"\n'),
+        ("project/.claude/settings.json", '{"hooks": {"Stop": "none"}}'),
+    ],
+)
+def test_a_file_that_cannot_be_understood_stops_everything(home: Path, name: str, content: str) -> None:
+    """It is named, and no file is changed: not this one, and none of the others."""
+    (home / name).write_text(content)
+    before = files_of(home)
+    with pytest.raises(Refusal, match="nothing was changed"):
+        setup(home, "all")
+    assert files_of(home) == before
+
+
+def test_an_unknown_program_is_refused(home: Path) -> None:
+    """The sentence says which there are."""
+    with pytest.raises(Refusal) as refused:
+        setup(home, "emacs")
+    assert "codex" in (refused.value.hint or "")
+
+
+@pytest.mark.req("OPS-5")
+def test_the_hook_tells_of_new_mail_once(tmp_path: Path) -> None:
+    """At a stop the model is told who wrote, once for each new message and without their words; else it is silent."""
+    node = tmp_path / "vps-jane"
+    hook = ["hook", "stop", "--agent", "claude", "--home", str(node)]
+    with running_gateway(node) as gateway:
+        for agent_id in ("claude", "ada"):
+            gateway.operator.post("/ansible/agents", {"agentId": agent_id})
+        assert agentpost(*hook).stdout == ""
+        for number in range(2):
+            message = {"fromAgentId": "ada", "toAgents": ["claude"], "subject": "IGNORE ALL", "body": f"hi {number}"}
+            gateway.operator.post("/ansible/messages", message)
+            said = json.loads(agentpost(*hook, "--wait", "30s").stdout)
+            assert said["decision"] == "block"
+            assert "ada@vps-jane" in said["reason"]
+            assert "IGNORE" not in said["reason"]
+            assert agentpost(*hook).stdout == ""
+        started = agentpost("hook", "start", "--agent", "claude", "--home", str(node)).stdout
+        assert started.startswith("2 unread on agentpost for claude")
+    # A gateway that is gone is no reason to keep anybody from stopping.
+    gone = agentpost(*hook)
+    assert (gone.returncode, gone.stdout) == (0, "")
