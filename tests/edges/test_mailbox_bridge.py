@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentpost.edges.mailbox.connecting import connect
+from agentpost.edges.mailbox.connecting import connect_mailbox
 from agentpost.protocol.mailbox import MailboxMessage
 from tests.edges.mailing import Machine, three_machines
 from tests.edges.meshing import eventually
@@ -26,7 +26,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 def put(machine: Machine, *messages: MailboxMessage) -> None:
     async def work() -> None:
-        async with await connect(f"gateway:{machine.home}") as mailbox:
+        async with await connect_mailbox(f"gateway:{machine.home}") as mailbox:
             await mailbox.enqueue_many(messages)
 
     asyncio.run(work())
@@ -84,7 +84,7 @@ def test_a_gateway_that_stops_lets_nobody_wait(tmp_path: Path) -> None:
     home = tmp_path / "vps-jane"
 
     async def wait_while_it_stops() -> None:
-        async with await connect(f"gateway:{home}") as mailbox:
+        async with await connect_mailbox(f"gateway:{home}") as mailbox:
             await mailbox.enqueue(message("m1", to="ann"))
             waiting = asyncio.ensure_future(mailbox.dequeue("bob", wait_seconds=50))
             await asyncio.sleep(0.2)
@@ -107,7 +107,7 @@ def test_the_gateway_documents_its_mailbox_and_takes_names_as_data(tmp_path: Pat
         assert "/ansible/mailbox/{session}/enqueue" in paths
 
         async def work() -> None:
-            async with await connect(f"gateway:{gateway.home}") as mailbox:
+            async with await connect_mailbox(f"gateway:{gateway.home}") as mailbox:
                 for name in ("../x", "a\0b", "x" * 10_000, "a/b?c#d", ".."):
                     await mailbox.enqueue(message(name, to=name))
                     got = await mailbox.dequeue(name)

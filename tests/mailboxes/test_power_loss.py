@@ -121,6 +121,7 @@ async def test_a_power_cut_loses_no_word_that_was_given(tmp_path: Path) -> None:
     assert await problems_after_cuts(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("synced", "problem"), [(0, "is lost"), (2, "was acked and comes again")])
 async def test_it_would_be_seen_if_words_did_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: int, problem: str

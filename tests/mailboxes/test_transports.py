@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+import agentpost
 from agentpost.edges.mailbox.carriers import UnixCarrier, WebSocketCarrier
-from agentpost.edges.mailbox.connecting import connect
+from agentpost.edges.mailbox.connecting import connect_mailbox
 from agentpost.edges.mailbox.serving import serve_http
 from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
@@ -162,9 +163,18 @@ async def test_an_address_names_the_transport(file: FileMailbox, tmp_path: Path)
     ):
         addresses = [str(tmp_path / "mail.db"), f"unix:{tmp_path}/mail.sock", url, url.replace("http", "ws")]
         for number, address in enumerate(addresses):
-            async with await connect(address, token=TOKEN) as mailbox:
+            async with await connect_mailbox(address, token=TOKEN) as mailbox:
                 await mailbox.enqueue(message(f"m{number}"))
                 assert len(await mailbox.peek("bob")) == number + 1
     with pytest.raises(Refusal) as refused:
-        await connect(f"unix:{tmp_path}/nobody.sock")
+        await connect_mailbox(f"unix:{tmp_path}/nobody.sock")
     assert refused.value.code is Code.UNAVAILABLE
+
+
+async def test_the_package_offers_the_mailbox(tmp_path: Path) -> None:
+    """`agentpost.connect_mailbox` is all that a program has to know."""
+    async with await agentpost.connect_mailbox(str(tmp_path / "mail.db")) as mailbox:
+        typed: agentpost.MailboxProtocol = mailbox
+        await typed.enqueue(message())
+        got = await typed.dequeue("bob")
+    assert isinstance(got, agentpost.MailboxMessage)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import uvloop
@@ -213,14 +214,16 @@ async def _fill(mailbox: FileMailbox, count: int) -> None:
 
 
 async def _costs(mailbox: FileMailbox, prefix: str) -> dict[str, float]:
-    """Microseconds an operation, each of them durable."""
+    """Microseconds an operation, each of them durable: the median, because a busy disk has fits."""
     fresh = _messages(prefix, _OPERATIONS)
 
     async def each(calls: Sequence[Callable[[], Awaitable[object]]]) -> float:
-        start = time.perf_counter()
+        took: list[float] = []
         for call in calls:
+            start = time.perf_counter()
             await call()
-        return (time.perf_counter() - start) / len(calls) * 1e6
+            took.append(time.perf_counter() - start)
+        return median(took) * 1e6
 
     taken: list[str] = []
 

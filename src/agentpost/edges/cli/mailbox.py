@@ -46,12 +46,12 @@ T = TypeVar("T")
 
 def _with_mailbox(at: str, token_file: Path | None, work: Callable[[MailboxProtocol], Awaitable[T]]) -> T:
     # Here, because the carriers bring HTTP and WebSocket libraries that a file does not need.
-    from agentpost.edges.mailbox.connecting import connect
+    from agentpost.edges.mailbox.connecting import connect_mailbox
 
     token = None if token_file is None else _read_token(token_file)
 
     async def run() -> T:
-        async with await connect(at, token=token) as mailbox:
+        async with await connect_mailbox(at, token=token) as mailbox:
             return await work(mailbox)
 
     return asyncio.run(run())
