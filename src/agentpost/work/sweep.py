@@ -38,6 +38,9 @@ TASK_LATE: Final = "task_late"  # somebody was asked about it
 TASK_STUCK: Final = "task_needs_action"  # nothing that the mesh can do has helped
 LOOP_OPEN: Final = "loop_open"  # the end of a task lies unread
 _PAGE: Final = 500
+# A sweep is in no hurry: mail goes first. A few hundred tasks take some milliseconds, and so does the rest after them.
+_TASKS_AT_ONCE: Final = 100
+_REST_SECONDS: Final = 0.004
 _MOST_TITLES: Final = 20
 _REVIEWED: Final = frozenset({Problem.MISSED_ETA, Problem.MISSED_DEADLINE})
 
@@ -136,7 +139,7 @@ class Sweeper:
                 silent[node_id] = None if is_here else self._engine.room.last_seen_ms(node_id) or 0
             return silent[node_id]
 
-        while page := self._store.tasks(after=after, limit=_PAGE, open_only=True):
+        while page := self._store.tasks(after=after, limit=_TASKS_AT_ONCE, open_only=True):
             after = page[-1].task_id
             for record in page:
                 if record.requester_node_id != self._store.node_id:
@@ -145,8 +148,7 @@ class Sweeper:
                 finding = find_problem(record, now_ms=now_ms, silent_since_ms=silent_since_ms, settings=self._settings)
                 if finding is not None:
                     findings.append(finding)
-            # Mail goes on between two pages.
-            await asyncio.sleep(0)
+            await asyncio.sleep(_REST_SECONDS)
         findings.sort(key=lambda finding: finding.since_ms)
         return checked, findings
 
@@ -201,7 +203,7 @@ class Sweeper:
     async def _open_loops(self, now_ms: int) -> int:
         """Ends of tasks that their requesters have not dealt with."""
         before_ms = now_ms - self._settings.loop_sla_seconds * 1000
-        loops = 0
+        loops, known = 0, self._incidents(LOOP_OPEN)
         for agent in self._store.local_agents():
             items = self._store.backlog(agent.agent_id, limit=_PAGE)
             old = [item for item in items if item.entry.accepted_at_ms <= before_ms]
@@ -212,8 +214,9 @@ class Sweeper:
                 await self._store.raise_incident(
                     Incident(kind=LOOP_OPEN, subject=agent.agent_id, at_ms=now_ms, detail=detail)
                 )
-            else:
+            elif agent.agent_id in known:
                 await self._store.close_incident(LOOP_OPEN, agent.agent_id, at_ms=now_ms)
+            await asyncio.sleep(0)
         return loops
 
     async def _tell(self, late: Sequence[Finding], stuck: Sequence[Finding]) -> int:
