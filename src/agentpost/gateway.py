@@ -28,6 +28,7 @@ from agentpost.mailbox.sweeping import keep_swept
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
+from agentpost.room.coordination import CoordinationBoard
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
 from agentpost.store.identity import Identity, load_identity
@@ -226,7 +227,12 @@ class Gateway:
             runtimes=self._runtimes,
             policy=self.settings.delivery,
         )
-        self._office = Office(self._engine, chance=self.chance, settings=self.settings.work)
+        self._office = Office(
+            self._engine,
+            board=CoordinationBoard(self._host.room, self.clock),
+            chance=self.chance,
+            settings=self.settings.work,
+        )
         self._commons = Commons(
             engine=self._engine,
             room=self._host.room,
@@ -240,6 +246,7 @@ class Gateway:
         await self._engine.start()
         self._open_mailbox(self._engine)
         self._commons.start()
+        self._office.start()
         if self.lake is not None:
             self.lake.start()
         save_settings(self.settings)
@@ -296,6 +303,8 @@ class Gateway:
         """End the background work, then close the store: what was accepted is durable, what was not was never said."""
         if self._commons is not None:
             await self._commons.close()
+        if self._office is not None:
+            await self._office.close()
         if self._engine is not None:
             await self._engine.drain()
             await self._engine.close()

@@ -5,12 +5,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.ports import Content, Engagement, Runtime
 from agentpost.edges.runtimes.handler import HandlerRuntime
 from agentpost.edges.runtimes.pull import PullRuntime
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.coordination import CoordinationState, Preference
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.snapshot import AgentStatus, Failover, NodeTier
 from agentpost.store.interface import Store
@@ -48,12 +51,52 @@ class Directory:
         self._room.add_fallback(agent_id, *node_ids, failover=failover)
 
 
+class BoardState:
+    """What the room says of coordination, for all nodes of a mesh."""
+
+    def __init__(self) -> None:
+        self.state = CoordinationState()
+
+
+class SharedBoard:
+    """One node's way to it; a copy of its own, while it is cut off. What the room refuses is tested where that is."""
+
+    def __init__(self, shared: BoardState, node_id: str) -> None:
+        self._everybodys = self._shared = shared
+        self._node_id = node_id
+
+    def cut(self) -> None:
+        self._shared = BoardState()
+        self._shared.state = self._everybodys.state
+
+    def mend(self) -> None:
+        self._shared = self._everybodys
+
+    def state(self) -> CoordinationState:
+        return self._shared.state
+
+    def appoint(self, coordinator: str, *, confirm_last_resort: bool) -> None:
+        self._shared.state = replace(self._shared.state, coordinator=coordinator)
+
+    def set_cadence(self, sweep_every_seconds: int) -> None:
+        self._shared.state = replace(self._shared.state, sweep_every_seconds=sweep_every_seconds)
+
+    def prefer(self, preference: Preference) -> None:
+        wishes = {**self._shared.state.preferences, self._node_id: preference}
+        self._shared.state = replace(self._shared.state, preferences=wishes)
+
+    def begin_term(self, term: int) -> None:
+        terms = {**self._shared.state.terms, self._node_id: term}
+        self._shared.state = replace(self._shared.state, terms=terms)
+
+
 class Node:
     """One engine, with what agents do at it."""
 
     def __init__(self, mesh: "Mesh", node_id: str, store: Store) -> None:
         self.mesh = mesh
         self.settings = mesh.settings
+        self.board = SharedBoard(mesh.board, node_id)
         self.node_id = node_id
         self.store = store
         self.scripts: dict[str, Script] = {}
@@ -75,7 +118,12 @@ class Node:
             chance=self.mesh.chance,
             runtimes=self._runtime,
         )
-        self.office = Office(self.engine, chance=self.mesh.chance, settings=self.settings)
+        self.office = Office(
+            self.engine,
+            board=self.board,
+            chance=self.mesh.chance,
+            settings=self.settings,
+        )
         self.tasks = self.office.tasks
 
     @property
@@ -116,6 +164,7 @@ class Mesh:
 
     def __init__(self, home: Path | None = None, settings: WorkSettings | None = None) -> None:
         self.settings = settings
+        self.board = BoardState()
         self.clock = FakeClock()
         self.room = FixedRoom(self.clock)
         self.chance = SeededChance(11)
@@ -123,9 +172,9 @@ class Mesh:
         self.nodes: dict[str, Node] = {}
         self.pipes: dict[tuple[str, str], Pipe] = {}
 
-    async def add(self, *node_ids: str) -> list[Node]:
+    async def add(self, *node_ids: str, tier: NodeTier = NodeTier.EDGE) -> list[Node]:
         for node_id in node_ids:
-            self.room.add_node(node_id)
+            self.room.add_node(node_id, tier=tier)
             store: Store
             if self.home is None:
                 store = MemoryStore(node_id=node_id, epoch="epoch_1")
@@ -147,9 +196,11 @@ class Mesh:
         """The node is out of reach, and everybody knows."""
         for pair in [pair for pair in self.pipes if node_id in pair]:
             self.pipes.pop(pair).cut()
+        self.nodes[node_id].board.cut()
         self.room.set_offline(node_id)
 
     def mend(self, node_id: str) -> None:
+        self.nodes[node_id].board.mend()
         self.room.set_online(node_id)
         for other in self.nodes:
             pair = (min(node_id, other), max(node_id, other))

@@ -106,6 +106,8 @@ class Result(Struct, frozen=True, kw_only=True):
     kind: ResultKind
     reply: Content | None = None
     error: str | None = None
+    # Why, in a word that programs sort by; only for FAILED.
+    failure_class: str | None = None
     # Not before this, says the runtime; only for RETRY.
     retry_after_seconds: float | None = None
 

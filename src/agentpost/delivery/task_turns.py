@@ -84,7 +84,7 @@ class TaskTurns:
             claims, record = (claim,), said(record, claim.event, at_ms=claim.delivery.emitted_at_ms)
         if result.kind is ResultKind.PROCESSED:
             return (*claims, await self._success(record, agent_id, result.reply or Content()))
-        failure_class = "failed" if result.kind is ResultKind.FAILED else "max_attempts"
+        failure_class = "max_attempts" if result.kind is ResultKind.RETRY else result.failure_class or "failed"
         return (*claims, await self._failure(record, agent_id, failure_class, result.error or failure_class))
 
     async def _success(self, record: TaskRecord, agent_id: str, reply: Content) -> Move:

@@ -13,6 +13,7 @@ from agentpost.demo.command import agentpost, once
 from agentpost.demo.mail import ARCHITECT, BUILDER, MailShown, show_mail
 from agentpost.demo.mailbox import show_mailbox
 from agentpost.demo.pipeline import export_mesh
+from agentpost.demo.tasks import TasksShown, show_tasks
 
 __all__ = ["MeshShown", "show_mesh"]
 
@@ -28,6 +29,7 @@ class MeshShown(Struct, frozen=True, kw_only=True):
     is_out: bool
     mail: MailShown
     mailbox_answer: str
+    tasks: TasksShown
 
 
 def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
@@ -51,9 +53,10 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         mail = show_mail(homes[_LAPTOP], homes[_OUTCAST], console, numbers=(4, 5))
         console.print("\n[bold]6. A program that knows only its mailbox reaches the same agent[/bold]")
         answer = show_mailbox(homes[_LAPTOP], console, sender=ARCHITECT, address=f"{BUILDER}@{_OUTCAST}")
+        tasks = show_tasks(homes[_LAPTOP], homes[_OUTCAST], console, number=7)
         if lake is not None:
             export_mesh(homes[_SEED])
-        console.print(f"\n[bold]7. {_OUTCAST} is thrown out[/bold]")
+        console.print(f"\n[bold]8. {_OUTCAST} is thrown out[/bold]")
         agentpost("revoke", _OUTCAST, home=homes[_SEED])
         outcast = once(lambda: agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"])
         revoked = _statuses(homes[_SEED])[_OUTCAST]
@@ -64,6 +67,7 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         is_out=revoked == "revoked" and not outcast["connected"],
         mail=mail,
         mailbox_answer=answer,
+        tasks=tasks,
     )
 
 

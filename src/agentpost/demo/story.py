@@ -1,4 +1,4 @@
-"""What the demo shows: a crash that loses nothing, a mesh, mail that says what became of it, and the pipeline."""
+"""What the demo shows: a crash that loses nothing, a mesh, mail that says what became of it, tasks, the pipeline."""
 
 import asyncio
 import os
@@ -36,6 +36,7 @@ class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
     states: list[str]
     answers: list[str]
     mailbox_answer: str
+    tasks: list[str]
     nodes: dict[str, str]
     pipeline: PipelineShown | None
     kept: bool
@@ -67,7 +68,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
     lake = root / "lake" if with_pipeline and has_pipeline() else None
     mesh = await asyncio.to_thread(show_mesh, root / "mesh", lake, console)
 
-    _head(console, 8, "The pipeline on Spark reads all that was said, and finds out what became of it")
+    _head(console, 9, "The pipeline on Spark reads all that was said, and finds out what became of it")
     tables: PipelineShown | None = None
     if lake is None:
         why = "Spark is not installed (pip install 'agentpost[pipeline]')" if with_pipeline else "nobody asked for it"
@@ -82,6 +83,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
         and not report.problems
         and mesh.mail.states == ["Replied", "Replied"]
         and bool(mesh.mailbox_answer)
+        and mesh.tasks.states == ["completed", "failed"]
         and (tables is None or not tables.broken)
     )
     console.print()
@@ -97,6 +99,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
         states=mesh.mail.states,
         answers=mesh.mail.answers,
         mailbox_answer=mesh.mailbox_answer,
+        tasks=mesh.tasks.states,
         nodes=mesh.nodes,
         pipeline=tables,
         kept=kept,

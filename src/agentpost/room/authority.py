@@ -94,6 +94,9 @@ class Judge:
             return _owns(self._table, rest.rpartition(":")[0], signer)
         if not self._keys.is_backbone(signer):
             return "it is not a backbone node"
+        if subject == "sweepTerm":
+            # OPS-4: whoever leads says so itself, the coordinator or who stands in for it.
+            return None if rest == signer else "a term is its own node's"
         if subject == "revoked":
             return "a node neither revokes nor readmits itself" if rest == signer else None
         present = change.previous if key == "coordinator" else self._table.get("coordination", "coordinator")

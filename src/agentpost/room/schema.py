@@ -181,6 +181,12 @@ class Sweep(Signed, frozen=True, kw_only=True, rename="camel"):
     value: Seconds
 
 
+class SweepTerm(Signed, frozen=True, kw_only=True, rename="camel"):
+    """Under which number a node leads the sweeps; the highest one counts."""
+
+    value: Annotated[int, Meta(ge=1)]
+
+
 class Preference(Signed, frozen=True, kw_only=True, rename="camel"):
     desired_coordinator: Id | None = None
     desired_sweep_every_seconds: Seconds | None = None
@@ -240,6 +246,7 @@ _COORDINATION: Final[tuple[tuple[re.Pattern[str], type[Signed]], ...]] = (
     (re.compile(r"delegationPolicy(Version|Checksum|UpdatedAt|UpdatedBy)"), Setting),
     (re.compile(rf"delegationAck:{_ID}:(version|checksum|at)"), Setting),
     (re.compile(rf"pref:{_ID}"), Preference),
+    (re.compile(rf"sweepTerm:{_ID}"), SweepTerm),
     (re.compile(rf"skillReviewQueue:{_ID}"), Review),
     (re.compile(r"delegationIntent:[a-z][a-z0-9_]{0,63}"), Intent),
     (re.compile(rf"revoked:{_ID}"), Revocation),

@@ -4,7 +4,10 @@ A home that was restored has its outbox and its inbox, and the table of the even
 from those two first, in the order of time.
 """
 
+from itertools import groupby
 from typing import Final
+
+from msgspec import Struct
 
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
@@ -49,33 +52,50 @@ def _all_entries(database: Database) -> list[TaskEntry]:
 
 
 def _recovered(database: Database, node_id: str) -> list[TaskEntry]:
-    """What outbox and inbox have of tasks. What an agent here said to another one here was said before it was heard."""
-    found: list[tuple[int, bool, Event, bytes]] = []
+    """What outbox and inbox have of tasks, in the order of time."""
+    found: list[_Found] = []
     for _, _, body in _pages(database, SQL.outbox_slice, 0):
         _add(found, body, is_own=True)
     for _, body, received_at_ms in _pages(database, SQL.inbox_slice, 0):
         _add(found, body, is_own=False, at_ms=received_at_ms)
-    found.sort(key=lambda each: (each[0], not each[1]))
+    found.sort(key=lambda each: each.at_ms)
     book = TaskBook(node_id, find=_nothing, task_of=_nowhere)
-    for at_ms, is_own, event, raw in found:
-        if not is_own:
-            book.hear(event, raw, at_ms=at_ms)
-            continue
-        try:
-            book.say(event, raw)
-        except Refusal:
-            # It was open when it was said; what it followed from is pruned.
-            continue
+    for _, moment in groupby(found, key=lambda each: each.at_ms):
+        # Within a millisecond the order is what makes sense: each follows from what is there already.
+        waiting = list(moment)
+        while waiting and len(left := [each for each in waiting if not _fold(book, each)]) < len(waiting):
+            waiting = left
     return book.entries
 
 
-def _add(found: list[tuple[int, bool, Event, bytes]], body: bytes, *, is_own: bool, at_ms: int | None = None) -> None:
+def _fold(book: TaskBook, found: "_Found") -> bool:
+    """Fold an event in; False if it follows from something that is not there, or not yet."""
+    before = len(book.entries)
+    if found.is_own:
+        try:
+            book.say(found.event, found.raw)
+        except Refusal:
+            return False
+    else:
+        book.hear(found.event, found.raw, at_ms=found.at_ms)
+    return len(book.entries) > before
+
+
+class _Found(Struct, frozen=True, kw_only=True):
+    at_ms: int
+    is_own: bool
+    event: Event
+    raw: bytes
+
+
+def _add(found: list[_Found], body: bytes, *, is_own: bool, at_ms: int | None = None) -> None:
     try:
         event = decode_event(body)
     except Refusal:
         return
     if type(event) in TASK_EVENTS:
-        found.append((parse_ms(event.created_at) if at_ms is None else at_ms, is_own, event, body))
+        at_ms = parse_ms(event.created_at) if at_ms is None else at_ms
+        found.append(_Found(at_ms=at_ms, is_own=is_own, event=event, raw=body))
 
 
 def _pages(database: Database, statement: str, after: object) -> list[Row]:

@@ -3,6 +3,8 @@
 office          the parts of this package, put together
 tasks           an agent asks, another one accepts, works and reports
 offering        a task is offered to agents, and offered again
+coordination    who says when to sweep
+sweep           one gateway's part of it; `sweeping` are its decisions, `notices` its words
 context         what an agent should know before its next turn, as one block of text
 settings        modes and limits: the table [work]
 contracts       JSON Schema, for what goes into a task and comes out of it

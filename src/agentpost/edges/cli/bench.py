@@ -78,6 +78,17 @@ def bench_flat_command(
     _print_metrics("flat", metrics, output)
 
 
+@bench_app.command("sweep", epilog="Example: [bold]agentpost bench sweep --tasks 10000[/bold]")
+def bench_sweep_command(
+    tasks: Annotated[int, typer.Option("--tasks", min=1_000, help="Open tasks.")] = 10_000,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """A sweep over many open tasks, with none and with 500 late ones, and what mail notices of it."""
+    from agentpost.bench.sweep import bench_sweep
+
+    _print_metrics("sweep", bench_sweep(tasks=tasks, say=say), output)
+
+
 @bench_app.command("crowd", epilog="Example: [bold]agentpost bench crowd --gateways 5 --rate 100[/bold]")
 def bench_crowd_command(
     gateways: Annotated[int, typer.Option("--gateways", min=2, help="Gateways, each a process.")] = 20,

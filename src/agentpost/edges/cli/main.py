@@ -13,6 +13,7 @@ from agentpost.edges.cli.agent import agent_app
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
 from agentpost.edges.cli.capabilities import capability_app
+from agentpost.edges.cli.coordination import coordination_app
 from agentpost.edges.cli.deadletters import deadletters_app
 from agentpost.edges.cli.delegation import delegation_app
 from agentpost.edges.cli.incidents import incidents_app
@@ -57,6 +58,7 @@ app.add_typer(capability_app, name="capability")
 app.add_typer(skill_app, name="skill")
 app.add_typer(review_app, name="review")
 app.add_typer(delegation_app, name="delegation")
+app.add_typer(coordination_app, name="coordination")
 app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(incidents_app, name="incidents")
 app.add_typer(mailbox_app, name="mailbox")

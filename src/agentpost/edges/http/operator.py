@@ -13,6 +13,7 @@ from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.capabilities import capability_routes
 from agentpost.edges.http.delegation import delegation_routes
+from agentpost.edges.http.coordination import coordination_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
@@ -133,6 +134,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *mailbox_routes(gateway.mailbox),
             *agent_routes(gateway.engine),
             *task_routes(gateway),
+            *coordination_routes(gateway),
             *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),
             *lake_routes(gateway),
             *pipeline_routes(gateway),

@@ -1,9 +1,9 @@
 """What an agent gives back, as a result: text, or a JSON object with a reply. Pure."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agentpost.delivery.ports import Content, Result, ResultKind
 
@@ -12,10 +12,13 @@ __all__ = ["failed", "from_json", "from_text", "processed", "retry"]
 _MAX_ERROR: Final = 2000
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """The JSON form. `reply` is the body as text, or an object with `subject`, `body` and `context`."""
+class Answer(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The JSON form. `reply` is the body as text, or an object with `subject`, `body` and `context`; for a task with
+    `resultSummary` and `output`. `error` says instead that it will never work, `failure_class` why, in a word."""
 
     reply: str | Content | None = None
+    error: str | None = None
+    failure_class: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
 
 def from_text(raw: bytes) -> Result:
@@ -31,6 +34,8 @@ def from_json(raw: bytes) -> Result:
         answer: Any = msgspec.json.decode(raw, type=Answer)
     except (msgspec.DecodeError, RecursionError, ValueError):
         return failed('the answer is not JSON of the form {"reply": {"subject": ..., "body": ...}}')
+    if answer.error is not None:
+        return failed(answer.error, failure_class=answer.failure_class)
     return processed(answer.reply)
 
 
@@ -44,5 +49,5 @@ def retry(error: str, *, after_seconds: float | None = None) -> Result:
     return Result(kind=ResultKind.RETRY, error=error[:_MAX_ERROR], retry_after_seconds=after_seconds)
 
 
-def failed(error: str) -> Result:
-    return Result(kind=ResultKind.FAILED, error=error[:_MAX_ERROR])
+def failed(error: str, *, failure_class: str | None = None) -> Result:
+    return Result(kind=ResultKind.FAILED, error=error[:_MAX_ERROR], failure_class=failure_class)

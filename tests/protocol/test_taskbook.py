@@ -1,0 +1,163 @@
+"""Every move of a task, allowed and forbidden, as both sides fold it: generated from the states and the kinds."""
+
+from itertools import product
+
+import pytest
+
+from agentpost.protocol.codec import encode_event
+from agentpost.protocol.envelope import (
+    Event,
+    TaskAcceptEvent,
+    TaskCompleteEvent,
+    TaskCreateEvent,
+    TaskFailedEvent,
+    TaskUpdateEvent,
+    check,
+)
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import TaskId, corr_id_of
+from agentpost.protocol.payloads import TaskAccept, TaskComplete, TaskCreate, TaskFailed, TaskUpdate
+from agentpost.protocol.taskbook import TaskRecord, heard, said
+from agentpost.protocol.tasks import TASK, TaskState
+from agentpost.protocol.timestamps import format_ms
+from agentpost.testing import START_MS, an_event_id
+
+TASK_ID = TaskId("tsk_01JV3Q9A1V7M4R3N8E2W0D6Y5U")
+AT = format_ms(START_MS)
+REQUESTER, WORKER = "node-a", "node-b"
+KINDS = ("create", "accept", "update", "complete", "fail")
+# How a task gets into each of its states.
+WAYS = {
+    TaskState.CREATED: ("create",),
+    TaskState.ACCEPTED: ("create", "accept"),
+    TaskState.IN_PROGRESS: ("create", "accept", "update"),
+    TaskState.COMPLETED: ("create", "accept", "complete"),
+    TaskState.FAILED: ("create", "accept", "update", "fail"),
+}
+# All moves that there are (TASK-5), written down once more and by hand. Everything else is forbidden.
+ALLOWED = {
+    (TaskState.CREATED, "accept"): TaskState.ACCEPTED,
+    (TaskState.ACCEPTED, "update"): TaskState.IN_PROGRESS,
+    (TaskState.ACCEPTED, "complete"): TaskState.COMPLETED,
+    (TaskState.ACCEPTED, "fail"): TaskState.FAILED,
+    (TaskState.IN_PROGRESS, "update"): TaskState.IN_PROGRESS,
+    (TaskState.IN_PROGRESS, "complete"): TaskState.COMPLETED,
+    (TaskState.IN_PROGRESS, "fail"): TaskState.FAILED,
+    # Another round, which only the requester can open, and only before the end.
+    (TaskState.CREATED, "create"): TaskState.CREATED,
+    (TaskState.ACCEPTED, "create"): TaskState.CREATED,
+    (TaskState.IN_PROGRESS, "create"): TaskState.CREATED,
+}
+
+
+def an_event(kind: str, *, by: str = "bob", number: int = 0, source: str = WORKER) -> Event:
+    source = REQUESTER if kind == "create" else source
+    event_id = an_event_id(kind, by, number, source)
+    head = {
+        "event_id": event_id,
+        "source_node_id": source,
+        "source_agent_id": "ada" if kind == "create" else by,
+        "corr_id": corr_id_of(an_event_id("task")),
+        "created_at": AT,
+        "to_agent_id": None if kind == "create" else "ada",
+    }
+    event: Event
+    match kind:
+        case "create":
+            offer = TaskCreate(
+                task_id=TASK_ID, to_agents=("bob",), requester_agent_id="ada", title="Build", description="All of it."
+            )
+            event = TaskCreateEvent(**head, payload=offer)  # type: ignore[arg-type]
+        case "accept":
+            accept = TaskAccept(task_id=TASK_ID, accepted_by_agent_id=by, eta_seconds=60)
+            event = TaskAcceptEvent(**head, payload=accept)  # type: ignore[arg-type]
+        case "update":
+            event = TaskUpdateEvent(**head, payload=TaskUpdate(task_id=TASK_ID, progress=50))  # type: ignore[arg-type]
+        case "complete":
+            done = TaskComplete(task_id=TASK_ID, completed_by_agent_id=by, completed_at=AT, result_summary="Built.")
+            event = TaskCompleteEvent(**head, payload=done)  # type: ignore[arg-type]
+        case _:
+            failed = TaskFailed(
+                task_id=TASK_ID, failed_by_agent_id=by, failed_at=AT, failure_class="failed", error_summary="No."
+            )
+            event = TaskFailedEvent(**head, payload=failed)  # type: ignore[arg-type]
+    check(event)
+    assert encode_event(event)
+    return event
+
+
+def fold(record: TaskRecord | None, event: Event, *, side: str) -> TaskRecord:
+    """The event as one side folds it: the requester hears what the worker says, and the other way round."""
+    says = REQUESTER if side == "requester" else WORKER
+    if event.source_node_id == says:
+        return said(record, event, at_ms=START_MS)
+    return heard(record, event, at_ms=START_MS, node_id=says)
+
+
+def in_state(state: TaskState, *, side: str) -> TaskRecord:
+    record: TaskRecord | None = None
+    for number, kind in enumerate(WAYS[state]):
+        record = fold(record, an_event(kind, number=number), side=side)
+    assert record is not None
+    assert record.state is state
+    return record
+
+
+@pytest.mark.req("TASK-5")
+@pytest.mark.parametrize("side", ["requester", "worker"])
+@pytest.mark.parametrize(("state", "kind"), list(product(TaskState, KINDS)))
+def test_every_move_is_allowed_or_refused(state: TaskState, kind: str, side: str) -> None:
+    """From every state every event leads where the table says, or is refused with 409 and changes nothing."""
+    record = in_state(state, side=side)
+    event = an_event(kind, number=99)
+    expected = ALLOWED.get((state, kind))
+    if expected is not None:
+        after = fold(record, event, side=side)
+        assert after.state is expected
+        assert after.round == record.round + (kind == "create")
+        return
+    if kind == "accept" and side == "requester":
+        # A claim that comes too late is noted, and lost.
+        after = fold(record, event, side=side)
+        assert (after.state, after.accepted_by_agent_id) == (record.state, record.accepted_by_agent_id)
+        assert after.claims[-1].verdict == "lost"
+        return
+    with pytest.raises(Refusal) as caught:
+        fold(record, event, side=side)
+    assert caught.value.code is Code.INVALID_TRANSITION
+    assert caught.value.status == 409
+
+
+@pytest.mark.req("TASK-5")
+@pytest.mark.parametrize("kind", ["update", "complete", "fail"])
+@pytest.mark.parametrize("side", ["requester", "worker"])
+@pytest.mark.parametrize("state", [TaskState.ACCEPTED, TaskState.IN_PROGRESS])
+def test_only_the_accepting_agent_moves_a_task(state: TaskState, kind: str, side: str) -> None:
+    """A move by anybody but the agent that accepted the task is refused, on both sides."""
+    record = in_state(state, side=side)
+    with pytest.raises(Refusal) as caught:
+        fold(record, an_event(kind, by="eve", number=99), side=side)
+    assert caught.value.code is Code.INVALID_TRANSITION
+
+
+@pytest.mark.req("TASK-5", "TASK-6")
+def test_only_its_requester_offers_a_task_again() -> None:
+    """A task_create with the id of somebody else's task is a conflict, and changes nothing."""
+    record = in_state(TaskState.ACCEPTED, side="worker")
+    event = an_event("create", number=99)
+    foreign = type(event)(
+        **{name: getattr(event, name) for name in event.__struct_fields__ if name not in ("source_node_id", "unknown")},
+        source_node_id="node-c",
+    )
+    with pytest.raises(Refusal) as caught:
+        heard(record, foreign, at_ms=START_MS, node_id=WORKER)
+    assert caught.value.code is Code.CONFLICT
+
+
+def test_the_hand_written_list_has_every_arrow_of_the_table() -> None:
+    """The list above and the table of the protocol say the same, apart from rounds."""
+    words = {"task_accept": "accept", "task_update": "update", "task_complete": "complete", "task_failed": "fail"}
+    table = {
+        (state, words[signal.value]): path[-1] if path else state for (state, signal), path in TASK.signals.items()
+    }
+    assert table == {move: end for move, end in ALLOWED.items() if move[1] != "create"}

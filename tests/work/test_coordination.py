@@ -1,0 +1,261 @@
+"""The coordinator: who leads, what a sweep does about late tasks, and that nothing is done twice."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentpost.delivery.ports import Result, ResultKind
+from agentpost.delivery.postmaster import POSTMASTER
+from agentpost.protocol.coordination import CoordinationState, Preference
+from agentpost.protocol.envelope import MessageEvent, SignalEvent
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.taskbook import TaskRecord
+from agentpost.protocol.tasks import TaskState
+from agentpost.protocol.timestamps import format_ms
+from agentpost.work.coordination import SWEEP
+from agentpost.work.offering import NewTask
+from agentpost.work.settings import WorkSettings
+from agentpost.work.sweep import LOOP_OPEN, TASK_LATE, TASK_STUCK
+from tests.work.meshing import Mesh, Node
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    made = Mesh()
+    await made.add("node-a", "node-b", "node-c", tier=NodeTier.BACKBONE)
+    yield made
+    await made.close()
+
+
+class Reviews:
+    def __init__(self) -> None:
+        self.items: list[tuple[str, str]] = []
+
+    async def raise_item(self, record: TaskRecord, failure_class: str) -> None:
+        self.items.append((record.task_id, failure_class))
+
+
+def notices(node: Node, agent_id: str) -> list[str]:
+    """What the post itself said to an agent, by its subject."""
+    return [
+        node.engine.sealer.open(event).subject or ""
+        for event in node.inbox(agent_id)
+        if isinstance(event, MessageEvent) and event.source_agent_id == POSTMASTER
+    ]
+
+
+def open_incidents(node: Node, kind: str) -> list[str]:
+    return [each.subject for each in node.store.incidents(limit=10_000) if each.kind == kind]
+
+
+async def a_turn(mesh: Mesh, *, minutes: int = 1) -> None:
+    """Time passes, everybody looks whether it is their turn to lead, and everything comes to rest."""
+    mesh.clock.advance(minutes * MINUTE)
+    for node in mesh.nodes.values():
+        await node.office.coordination.tick()
+    await mesh.rest()
+
+
+async def an_accepted_task(mesh: Mesh, worker: str = "bob", *, node: str = "node-b", **more: object) -> str:
+    a, b = mesh.nodes["node-a"], mesh.nodes[node]
+    task = NewTask(requester_agent_id="ada", title="Build", to_agents=(worker,), **more)  # type: ignore[arg-type]
+    offered = await a.tasks.create(task)
+    await mesh.rest()
+    await b.tasks.claim(offered.task_id, worker, eta_seconds=60)
+    await mesh.rest()
+    return offered.task_id
+
+
+@pytest.mark.req("TASK-8", "OPS-4", "ACK-4")
+async def test_a_missed_eta_is_asked_about_then_reassigned_once_then_for_a_person(mesh: Mesh) -> None:
+    """The worker is asked, the backup gets the task, and when that is late too a person is called, each once."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    await a.host("ada")
+    await b.host("bob")
+    await c.host("cid")
+    mesh.board.state = CoordinationState(coordinator="node-c", backups={"bob": "cid"})
+    reviews = a.office.sweeper.reviews = Reviews()
+    task_id = await an_accepted_task(mesh, capability_id="cap.build")
+    await a_turn(mesh)
+    assert notices(b, "bob") == [], "the grace is not over"
+    await a_turn(mesh, minutes=3)
+    assert len(notices(b, "bob")) == 1
+    assert open_incidents(a, TASK_LATE) == [task_id]
+    assert reviews.items == [(task_id, "sla_breach")]
+    await a_turn(mesh)
+    assert len(notices(b, "bob")) == 1, "it was asked already"
+    await a_turn(mesh, minutes=5)
+    record = a.tasks.get(task_id)
+    assert (record.round, record.to_agents, record.state) == (2, ("cid",), TaskState.CREATED)
+    assert not b.tasks.get(task_id).is_open
+    await c.tasks.claim(task_id, "cid", eta_seconds=60)
+    await mesh.rest()
+    await a_turn(mesh)
+    assert open_incidents(a, TASK_LATE) == [], "it is in good hands"
+    await a_turn(mesh, minutes=4)
+    await a_turn(mesh, minutes=6)
+    assert open_incidents(a, TASK_STUCK) == [task_id]
+    assert a.tasks.get(task_id).round == 2, "once, and not again"
+    assert len(notices(a, "ada")) == 1
+    await a_turn(mesh, minutes=6)
+    assert len(notices(a, "ada")) == 1
+    await c.tasks.complete(task_id, "cid", result_summary="at last")
+    await mesh.rest()
+    await a_turn(mesh)
+    assert open_incidents(a, TASK_STUCK) == []
+
+
+@pytest.mark.req("TASK-8")
+async def test_what_nobody_claims_goes_to_who_else_can_do_it(mesh: Mesh) -> None:
+    """A capability task that its agent leaves lying is asked about, and then offered to another agent that has it."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    await a.host("ada")
+    await b.host("bob")
+    mesh.room.add_capability("cap.build", "bob")
+    offered = await a.tasks.create(
+        NewTask(requester_agent_id="ada", title="Build", required_capabilities=("cap.build",))
+    )
+    await mesh.rest()
+    await c.host("cid")
+    mesh.room.add_capability("cap.build", "bob", "cid")
+    await a_turn(mesh, minutes=6)
+    assert len(notices(b, "bob")) == 1
+    await a_turn(mesh, minutes=6)
+    assert a.tasks.get(offered.task_id).to_agents == ("cid",)
+    assert len(c.open_mail("cid")) == 1
+
+
+@pytest.mark.req("TASK-6", "TASK-8")
+async def test_a_task_is_offered_again_when_its_workers_gateway_is_gone(mesh: Mesh) -> None:
+    """The claim lapses with the gateway of the claimant: others get the task, and it has one worker all the time."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    await a.host("ada")
+    await b.host("bob")
+    await c.host("cid")
+    offered = await a.tasks.create(NewTask(requester_agent_id="ada", title="Build", to_agents=("bob", "cid")))
+    await mesh.rest()
+    await b.tasks.claim(offered.task_id, "bob", eta_seconds=86_400)
+    await mesh.rest()
+    mesh.cut("node-b")
+    await a_turn(mesh, minutes=2)
+    assert a.tasks.get(offered.task_id).accepted_by_agent_id == "bob", "it may come back"
+    await a_turn(mesh, minutes=5)
+    assert a.tasks.get(offered.task_id).to_agents == ("cid",)
+    await c.tasks.claim(offered.task_id, "cid", eta_seconds=86_400)
+    mesh.mend("node-b")
+    await mesh.rest()
+    assert not b.tasks.get(offered.task_id).is_open
+    assert a.tasks.get(offered.task_id).accepted_by_agent_id == "cid"
+
+
+@pytest.mark.req("TASK-8", "OPS-4")
+async def test_five_hundred_late_tasks_are_no_storm(mesh: Mesh) -> None:
+    """With 500 tasks of 50 agents late at once a sweep keeps to its budget, and tells of the rest in one summary."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    await a.host("ada")
+    for number in range(50):
+        await b.host(f"bob-{number}")
+    for number in range(500):
+        await a.tasks.create(NewTask(requester_agent_id="ada", title="Build", to_agents=(f"bob-{number % 50}",)))
+    await mesh.rest()
+    await a_turn(mesh, minutes=10)
+    report = a.office.coordination.show().last_sweep
+    assert report is not None
+    assert (report.checked, report.asked, report.problems) == (500, 500, {"missed_claim": 500})
+    assert report.messages == WorkSettings().message_budget
+    said = [len(notices(b, f"bob-{number}")) for number in range(50)]
+    assert Counter(said) == {1: 19, 0: 31}
+    (summary,) = notices(a, "ada")
+    assert summary.startswith("More tasks are late")
+    assert len(open_incidents(a, TASK_LATE)) == 500
+    await a_turn(mesh)
+    assert sum(len(notices(b, f"bob-{number}")) for number in range(50)) == 19, "nobody is asked twice"
+
+
+@pytest.mark.req("OPS-4")
+async def test_the_sweep_goes_on_when_the_coordinator_dies(mesh: Mesh) -> None:
+    """While the coordinator is silent whom most prefer leads; each turn is swept once, an old term is not followed."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    await a.host("ada")
+    for node in (a, b):
+        node.office.coordination.prefer(Preference(desired_coordinator="node-b"))
+    mesh.board.state = CoordinationState(coordinator="node-c", preferences=mesh.board.state.preferences)
+
+    def turns() -> dict[str, list[object]]:
+        return {
+            node.node_id: [
+                event.payload.details["turn"]
+                for event in node.outbox()
+                if isinstance(event, SignalEvent) and event.payload.signal == SWEEP
+            ]
+            for node in (a, b, c)
+        }
+
+    for _ in range(3):
+        await a_turn(mesh)
+    assert {node_id: len(called) for node_id, called in turns().items()} == {"node-a": 0, "node-b": 0, "node-c": 3}
+    mesh.cut("node-c")
+    for _ in range(3):
+        # The one that is cut off does not know, and goes on calling.
+        await a_turn(mesh)
+    assert a.office.coordination.show().acting == "node-b"
+    assert {node_id: len(called) for node_id, called in turns().items()} == {"node-a": 0, "node-b": 3, "node-c": 6}
+    assert mesh.board.state.terms["node-b"] > mesh.board.state.terms["node-c"]
+    last = a.office.coordination.show().last_sweep
+    mesh.mend("node-c")
+    await mesh.rest()
+    assert a.office.coordination.show().last_sweep == last, "these turns were swept"
+    for term, is_followed in ((1, False), (mesh.board.state.highest_term + 1, True)):
+        call = c.engine.maker.signal(
+            SWEEP, to_nodes=("node-a",), details={"turn": mesh.clock.now_ms() + 1, "term": term, "every": 60}
+        )
+        await a.office.coordination.hear([call])
+        assert (a.office.coordination.show().last_sweep != last) == is_followed
+    last = a.office.coordination.show().last_sweep
+    await a_turn(mesh)
+    assert a.office.coordination.show().acting == "node-c"
+    swept = a.office.coordination.show().last_sweep
+    assert swept is not None
+    assert last is not None
+    assert swept.turn > last.turn
+    assert mesh.board.state.terms["node-c"] > mesh.board.state.terms["node-b"]
+    again = await a.office.coordination._sweep(swept.turn)  # pyright: ignore[reportPrivateUsage]
+    assert again is None, "a turn is swept once"
+
+
+@pytest.mark.req("TASK-8", "OPS-4")
+async def test_the_end_of_a_task_that_nobody_reads_is_an_open_loop(mesh: Mesh) -> None:
+    """A completion that lies in the requester's inbox for too long is reported, until somebody deals with it."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    await a.host("ada")
+    await b.host("bob")
+    task_id = await an_accepted_task(mesh)
+    await b.tasks.complete(task_id, "bob", result_summary="done")
+    await mesh.rest()
+    await a_turn(mesh, minutes=90)
+    report = a.office.coordination.show().last_sweep
+    assert report is not None
+    assert report.open_loops == 1
+    assert open_incidents(a, LOOP_OPEN) == ["ada"]
+    (told,) = await a.engine.pull.fetch("ada")
+    await a.engine.pull.settle(told.event_id, "ada", Result(kind=ResultKind.PROCESSED))
+    await a_turn(mesh)
+    assert open_incidents(a, LOOP_OPEN) == []
+
+
+@pytest.mark.req("OPS-4")
+async def test_only_what_needs_action_is_reported(mesh: Mesh) -> None:
+    """Gateways where all is well answer the coordinator with nothing; the others with numbers and no content."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    await a.host("ada")
+    await b.host("bob")
+    mesh.board.state = CoordinationState(coordinator="node-c")
+    await an_accepted_task(mesh, deadline_at=format_ms(mesh.clock.now_ms() + 2 * MINUTE))
+    await a_turn(mesh)
+    assert c.office.coordination.show().reports == ()
+    await a_turn(mesh, minutes=10)
+    (report,) = c.office.coordination.show().reports
+    assert (report.node_id, report.problems, report.asked) == ("node-a", {"missed_deadline": 1}, 1)
