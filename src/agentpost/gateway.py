@@ -229,6 +229,7 @@ class Gateway:
         self._office = Office(self._engine, chance=self.chance, settings=self.settings.work)
         self._commons = Commons(
             engine=self._engine,
+            tasks=self._office.tasks,
             room=self._host.room,
             signing=self._identity.signing,
             skills=self.settings.home / "skills",
