@@ -233,6 +233,7 @@ class Gateway:
             room=self._host.room,
             signing=self._identity.signing,
             skills=self.settings.home / "skills",
+            archive=self.settings.home / "legacy.yjs",
         )
         self.use_links(self._engine.links)
         if self.settings.lake is not None:

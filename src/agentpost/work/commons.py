@@ -21,6 +21,7 @@ from agentpost.work.capabilities.contracts import CapabilityContracts
 from agentpost.work.capabilities.desk import CapabilityDesk
 from agentpost.work.capabilities.records import CATALOG
 from agentpost.work.delegation.desk import DelegationDesk
+from agentpost.work.migration.bridge import Bridge
 from agentpost.work.reviews.board import ReviewBoard
 from agentpost.work.reviews.reporter import ReviewReporter
 from agentpost.work.reviews.triggers import ReviewTriggers
@@ -39,7 +40,9 @@ _LOOK_SECONDS: Final = 5.0
 class Commons:
     """One for each gateway. `start` it after the engine, `close` it before."""
 
-    def __init__(self, *, engine: Engine, tasks: Tasks, room: Room, signing: Ed25519PrivateKey, skills: Path) -> None:
+    def __init__(
+        self, *, engine: Engine, tasks: Tasks, room: Room, signing: Ed25519PrivateKey, skills: Path, archive: Path
+    ) -> None:
         store, clock = engine.store, engine.clock
         self._room = room
         self._tasks = TaskOwner("commons")
@@ -59,6 +62,7 @@ class Commons:
             store=store, room=room, moves=engine.task_moves, reporter=self.reporter, clock=clock
         )
         self.contracts = CapabilityContracts(room=engine.room, book=self.book, reporter=self.reporter)
+        self.migration = Bridge(engine=engine, tasks=tasks, archive=archive)
         self.catalog = Catalog(
             room=engine.room,
             clock=clock,
