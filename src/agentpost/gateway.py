@@ -235,9 +235,11 @@ class Gateway:
         )
         self._commons = Commons(
             engine=self._engine,
+            tasks=self._office.tasks,
             room=self._host.room,
             signing=self._identity.signing,
             skills=self.settings.home / "skills",
+            archive=self.settings.home / "legacy.yjs",
         )
         self.use_links(self._engine.links)
         if self.settings.lake is not None:

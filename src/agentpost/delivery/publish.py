@@ -96,6 +96,8 @@ class Publisher:
         self._wakeups = wakeups
         self._max_inline_bytes = max_inline_bytes
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
+        # Hears of every request that no agent could be found for, and the name of the case.
+        self.route_missed: Callable[[RouteRequest, CorrId], None] | None = None
 
     async def send(
         self,
@@ -132,7 +134,14 @@ class Publisher:
         """Who gets what a local agent wants to say, and when that was decided."""
         self._expect_local(wanted.source_agent_id)
         now_ms = self._clock.now_ms()
-        return self._placer.place(wanted, now_ms=now_ms), now_ms
+        try:
+            return self._placer.place(wanted, now_ms=now_ms), now_ms
+        except Refusal as refusal:
+            if refusal.code in (Code.NO_ROUTE, Code.CAPABILITY_UNAVAILABLE) and self.route_missed is not None:
+                # CAP-6: whoever looks into repeated misses needs a name for each of them, and so does who was refused.
+                refusal.corr_id = self._ids.make(CorrId)
+                self.route_missed(wanted, refusal.corr_id)
+            raise
 
     async def post(
         self,

@@ -39,7 +39,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType, Priority, Sealed
 from agentpost.store.interface import Store
-from agentpost.store.values import Incident, Outcome, Settlement
+from agentpost.store.values import Incident, LedgerState, Outcome, Settlement
 from agentpost.world import Chance, Clock
 
 __all__ = ["Begun", "Held", "Hold", "Opener", "Replier", "Turns"]
@@ -117,6 +117,8 @@ class Turns:
         self._task_turns = tasks
         # OPS-5: what an agent is to know besides; for whoever knows more of agents than their mail.
         self.inject: Callable[[str, EventId], str | None] = lambda _agent_id, _event_id: None
+        # Whoever does such tasks in the agents' names hears of them by itself, and settles them.
+        self.kept_task_types: frozenset[str] = frozenset()
         self._store = store
         self._sealer = sealer
         self._publisher = publisher
@@ -161,6 +163,8 @@ class Turns:
             last_error = error or "the gateway stopped during each attempt"
             await self._fail(event, agent_id, reason="max_attempts", error=last_error)
             return _ENDED
+        if (kept := await self._keep_from_agent(event, agent_id)) is not None:
+            return kept
         # Opened before the attempt is recorded: content that is still on its way spends none.
         try:
             content = self._sealer.open(event)
@@ -182,6 +186,23 @@ class Turns:
         made = _engagement(event, agent_id, attempt, content)
         injected = self.inject(agent_id, event.event_id)
         return made if injected is None else replace(made, injected_context=injected)
+
+    async def _keep_from_agent(self, event: Event, agent_id: str) -> Held | None:
+        """Tasks that the gateway does in an agent's name are not the agent's business, nor is how they ended."""
+        if isinstance(event, TaskCreateEvent):
+            if event.payload.task_type not in self.kept_task_types:
+                return None
+            entry = self._store.ledger_entry(event.event_id, agent_id)
+            if entry is None or entry.state is LedgerState.SETTLED:
+                return _ENDED
+            return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _CLAIM_MS)
+        if isinstance(event, TaskUpdateEvent | TaskCompleteEvent | TaskFailedEvent) and self.kept_task_types:
+            record = self._store.task(event.payload.task_id)
+            if record is not None and record.task_type in self.kept_task_types:
+                ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)
+                await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), None)
+                return _ENDED
+        return None
 
     async def _take_task(self, event: TaskCreateEvent, agent_id: str, claims: bool) -> Held | None:
         """TASK-2: the acceptance comes before the work. None if the agent may have the task now."""
@@ -215,6 +236,8 @@ class Turns:
     def is_decided(self, event: Event, agent_id: str) -> bool:
         """Whether nothing has to be waited for any more before the agent can have this task, or not."""
         if self._task_turns is None or not isinstance(event, TaskCreateEvent):
+            return False
+        if event.payload.task_type in self.kept_task_types:
             return False
         return self._task_turns.standing(event, agent_id) is not Standing.WAITS
 

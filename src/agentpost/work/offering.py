@@ -4,7 +4,7 @@ A task has one worker. Several targets are an offer: the first of them that clai
 agents has to do is one task for each of them (`each`), all of them in one transaction and one conversation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -25,9 +25,12 @@ from agentpost.protocol.routing import RouteRequest
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
+from agentpost.store.values import Note
 from agentpost.world import Clock, IdMaker
 
-__all__ = ["NewTask", "Offered", "Offering"]
+__all__ = ["NewTask", "NotesOf", "Offered", "Offering"]
+
+NotesOf = Callable[[Mapping[str, TaskId]], Sequence[Note]]
 
 
 class NewTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -85,13 +88,17 @@ class Offering:
         (offered,) = await self._post(task, [placement], content)
         return offered
 
-    async def create_each(self, task: NewTask) -> list[Offered]:
-        """The same task for each of its targets, which all have to do it: one for each, in one transaction."""
+    async def create_each(self, task: NewTask, *, notes: NotesOf | None = None) -> list[Offered]:
+        """The same task for each of its targets, which all have to do it: one for each, in one transaction.
+
+        `notes` gets the tasks by agent, and gives what is kept of them in the same transaction.
+        """
         everyone, content = self._placed(task)
         return await self._post(
             task,
             [Placement.of((each,), rejected=(), room=everyone.room) for each in everyone.recipients],
             content,
+            notes,
         )
 
     async def offer_again(self, record: TaskRecord, to_agents: Sequence[str]) -> Receipt:
@@ -143,7 +150,9 @@ class Offering:
         self._moves.contracts.check_input(task.required_capabilities, task.input)
         return placement, Content(title=task.title, description=task.description, context=task.input)
 
-    async def _post(self, task: NewTask, placements: Sequence[Placement], content: Content) -> list[Offered]:
+    async def _post(
+        self, task: NewTask, placements: Sequence[Placement], content: Content, notes: NotesOf | None = None
+    ) -> list[Offered]:
         events = [self._event(task, placement) for placement in placements]
         # Tasks for several agents that belong together are one conversation.
         corr_id = task.corr_id or corr_id_of(events[0].event_id)
@@ -151,7 +160,8 @@ class Offering:
         placed: list[tuple[Event, Placement, Content]] = [
             (event, placement, content) for event, placement in zip(events, placements, strict=True)
         ]
-        receipts = await self._publisher.post(placed)
+        by_agent = {agent_id: event.payload.task_id for event in events for agent_id in event.payload.to_agents}
+        receipts = await self._publisher.post(placed, notes=() if notes is None else notes(by_agent))
         return [
             Offered(task_id=event.payload.task_id, receipt=receipt)
             for event, receipt in zip(events, receipts, strict=True)
@@ -176,7 +186,14 @@ class Offering:
                 deadline_at=task.deadline_at,
                 task_type=task.task_type,
                 capability_id=task.capability_id or (named[0] if len(named) == 1 else None),
-                delegation_skill_ref=task.delegation_skill_ref,
+                delegation_skill_ref=task.delegation_skill_ref or _skill_of(named, placement),
                 required_by=task.required_by,
             ),
         )
+
+
+def _skill_of(capability_ids: Sequence[str], placement: Placement) -> SkillRef | None:
+    """The delegation skill of the capability that is asked for, as the catalog has it: reviews go by its version."""
+    known = None if len(capability_ids) != 1 else placement.room.catalog.get(capability_ids[0])
+    ref = None if known is None else known.delegation_skill_ref
+    return None if ref is None else SkillRef(name=ref.name, version=ref.version)

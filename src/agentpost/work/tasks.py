@@ -27,7 +27,7 @@ from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.payloads import AckType, Kind
 from agentpost.protocol.taskbook import TaskRecord, Verdict
 from agentpost.store.values import LedgerState, Outcome, Settlement, TasksRebuilt
-from agentpost.work.offering import NewTask, Offered, Offering
+from agentpost.work.offering import NewTask, NotesOf, Offered, Offering
 
 __all__ = ["Moved", "Role", "TaskLine", "TaskStep", "TaskView", "Tasks"]
 
@@ -96,9 +96,9 @@ class Tasks:
         """Offer a task: to the agents it names, or to whoever has the capabilities. The first claim wins."""
         return await self.offering.create(task)
 
-    async def create_each(self, task: NewTask) -> list[Offered]:
+    async def create_each(self, task: NewTask, *, notes: NotesOf | None = None) -> list[Offered]:
         """One such task for each target, for work that all of them have to do."""
-        return await self.offering.create_each(task)
+        return await self.offering.create_each(task, notes=notes)
 
     def list(
         self,

@@ -55,6 +55,17 @@ def unpublish(capability_id: IdArgument, home: HomeOption = None, output: Format
         stdout.print(escape(f"{done['unpublished']} {done['version']} is not offered any more"), highlight=False)
 
 
+@capability_app.command(epilog="Example: [bold]agentpost capability distribute docs.summarize[/bold]")
+def distribute(capability_id: IdArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Have the skill installed by those where that failed or was declined. All others get it by themselves."""
+    client = OperatorClient(home_of(None, home=home))
+    done: dict[str, Any] = client.post(path_of("ansible", "capabilities", capability_id, "distribute"))
+    if output is Format.JSON:
+        print_json(done)
+    else:
+        stdout.print(f"{done['tasks']} agents are asked again", highlight=False)
+
+
 @capability_app.command("list", epilog="Example: [bold]agentpost capability list -o json[/bold]")
 def list_capabilities(home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """All capabilities of the mesh."""

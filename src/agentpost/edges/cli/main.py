@@ -19,6 +19,7 @@ from agentpost.edges.cli.delegation import delegation_app
 from agentpost.edges.cli.incidents import incidents_app
 from agentpost.edges.cli.lake import lake_app
 from agentpost.edges.cli.mailbox import mailbox_app
+from agentpost.edges.cli.migration import migrate_app
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -59,6 +60,7 @@ app.add_typer(skill_app, name="skill")
 app.add_typer(review_app, name="review")
 app.add_typer(delegation_app, name="delegation")
 app.add_typer(coordination_app, name="coordination")
+app.add_typer(migrate_app, name="migrate")
 app.add_typer(deadletters_app, name="deadletters")
 app.add_typer(incidents_app, name="incidents")
 app.add_typer(mailbox_app, name="mailbox")

@@ -58,6 +58,16 @@ def capability_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         page = await commons.desk.unpublish(capability_id)
         return {"unpublished": page.capability_id, "version": page.version}
 
+    @post(
+        "/ansible/capabilities/{capability_id:str}/distribute",
+        status_code=200,
+        summary="Distribute a capability's skill again",
+        tags=["capabilities"],
+    )
+    async def distribute(capability_id: str) -> dict[str, int]:
+        """A new task for each agent whose installation failed or was declined."""
+        return {"tasks": await commons.distributor.again(capability_id)}
+
     @get("/ansible/capabilities", sync_to_thread=False, summary="The capabilities of the mesh", tags=["capabilities"])
     def capabilities() -> list[CapabilityLine]:
         return commons.catalog.list()
@@ -97,7 +107,7 @@ def capability_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         )
         return _skills(place)
 
-    return [publish, unpublish, capabilities, capability, health, skills, set_place]
+    return [publish, unpublish, distribute, capabilities, capability, health, skills, set_place]
 
 
 def _skills(place: SkillPlace) -> AgentSkills:

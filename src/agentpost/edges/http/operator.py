@@ -18,6 +18,7 @@ from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
+from agentpost.edges.http.migration import migration_routes
 from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
 from agentpost.edges.http.reviews import review_routes
@@ -142,6 +143,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *review_routes(gateway),
             *delegation_routes(gateway),
             *external_operator_routes(gateway),
+            *migration_routes(gateway),
             status,
             shutdown,
             invite,

@@ -14,6 +14,7 @@ from websockets.frames import Frame
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.patience import PatientHttp
 from agentpost.edges.http.public import public_app
+from agentpost.edges.legacy_room import LegacyRoomLink
 from agentpost.edges.mailbox.http import MailboxDoor
 from agentpost.edges.seed_link import SeedLinks
 from agentpost.gateway import Gateway
@@ -61,8 +62,10 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
     await gateway.start()
     tasks = TaskOwner("http")
     seeds = SeedLinks(gateway)
+    legacy = LegacyRoomLink(gateway)
     try:
         seeds.start()
+        legacy.start()
         with (
             contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
             _operator_socket(gateway.settings.home) as private,
@@ -85,6 +88,7 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
                 server.should_exit = True
             await asyncio.gather(*runs)
     finally:
+        await legacy.close()
         await seeds.close()
         await tasks.close()
         await gateway.stop()

@@ -86,10 +86,12 @@ class ManifestBook:
         await self._store.put_notes([_note(replace(page, state=ManifestState.WITHDRAWN))])
 
     async def receive(self, signed: SignedManifest, manifest: Manifest, *, at_ms: int) -> None:
-        """Keep what another gateway published; older versions of it go."""
+        """Keep what another gateway published; older versions of it go. What this one published is here already."""
         capability_id = manifest.declaration.capability_id
+        if any(each.signed.ref == signed.ref for each in self.versions(capability_id)):
+            return
         page = Page(state=ManifestState.RECEIVED, signed=signed, manifest=manifest, at_ms=at_ms)
-        old = [_note(each, gone=True) for each in self.versions(capability_id) if each.version != page.version]
+        old = [_note(each, gone=True) for each in self.versions(capability_id) if each.state is ManifestState.RECEIVED]
         await self._store.put_notes([*old, _note(page)])
 
     def _all(self) -> list[Page]:
