@@ -16,7 +16,7 @@ from agentpost.delivery.engine import Engine
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt, SendRequest
-from agentpost.edges.operations import expires_at
+from agentpost.edges.operations.mail import expires_at
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Priority
 
