@@ -19,6 +19,7 @@ from agentpost.store.transaction import Transaction
 from tests.faults.disk import Disk, Keep
 from tests.faults.referee import HALF, LOST, Referee, check_told
 from tests.faults.scenarios import SCENARIOS, Scenario, play
+from tests.faults.sessions import SESSIONS
 
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 OUTCOMES = [(Keep.NOTHING, 0), (Keep.EVERYTHING, 0), *((Keep.TORN, seed) for seed in range(ROUNDS))]
@@ -68,6 +69,12 @@ async def problems_after_power_cuts(
 async def test_a_power_cut_at_any_point_loses_nothing_and_leaves_nothing_half_done(name: str, tmp_path: Path) -> None:
     """Wherever the power goes, the home opens again with all that was acknowledged, and goes on from there."""
     assert await problems_after_power_cuts(SCENARIOS[name], tmp_path) == {}
+
+
+@pytest.mark.req("EXT-2", "EXT-4")
+async def test_a_power_cut_leaves_all_of_an_exchange_or_nothing(tmp_path: Path) -> None:
+    """An invite is used up with the session it opens, a token is spent with its successor; the audit tells of both."""
+    assert await problems_after_power_cuts(SESSIONS, tmp_path) == {}
 
 
 @pytest.mark.req("PIPE-3")

@@ -372,13 +372,6 @@ def test_what_was_not_granted_is_denied(gate: Door, operation: str) -> None:
     assert reader.ask("ansible_read_messages")["messages"] == []
 
 
-@pytest.mark.req("EXT-5")
-def test_a_scope_for_tasks_opens_nothing_that_is_not_served(gate: Door) -> None:
-    """An operation that this gateway does not serve is refused with the code for it, not with a failure."""
-    worker = gate.agent("worker", scopes=("ansible.task.claim", "ansible.task.read"))
-    assert code_of(worker.invoke("ansible_claim_task", {"taskId": "tsk_x"})) == (403, "scope_denied")
-
-
 @pytest.mark.req("EXT-1", "EXT-5")
 def test_the_inbox_of_another_agent_does_not_exist(gate: Door) -> None:
     """Neither by its event ids, nor by an argument that names another agent, nor in the sender's name of another."""

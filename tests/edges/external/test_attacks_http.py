@@ -140,6 +140,23 @@ def test_who_sends_byte_by_byte_is_cut_off(tmp_path: Path, monkeypatch: pytest.M
         assert codex.ask("ansible_read_messages", claim=True, waitSeconds=2)["claimed"] == []
 
 
+def test_a_websocket_is_not_a_slow_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is open it may be quiet for as long as it likes."""
+    monkeypatch.setattr(PatientHttp, "request_seconds", 0.3)
+    with open_door(tmp_path / "vps-jane") as door:
+        stranger = Stranger("mbp-jane", tmp_path / "stranger", door.url)
+        token = invite(door.served)
+        ticket = stranger.ticket(token)
+        door.secrets |= {token, ticket}
+        headers = {"Authorization": f"Bearer {ticket}"}
+        url = door.url.replace("http", "ws", 1) + ROOM
+        with connect(url, additional_headers=headers, compression=None, open_timeout=PATIENCE_SECONDS) as room:
+            room.recv(PATIENCE_SECONDS)
+            time.sleep(1)
+            room.ping().wait(PATIENCE_SECONDS)
+            assert room.close_code is None
+
+
 def _is_cut(raw: socket.socket, begun: bytes) -> bool:
     """Send one byte more, as long as somebody takes it."""
     try:

@@ -45,7 +45,7 @@ def test_the_client_of_the_page_works(tmp_path: Path) -> None:
 def test_the_page_names_every_operation_scope_and_refusal() -> None:
     """What is served is in the tables, with the status that each code has."""
     assert [name for name in OPERATIONS if f"`{name}`" not in PAGE] == []
-    assert [scope for scope in SCOPES if scope not in PAGE and not scope.startswith("ansible.task.")] == []
+    assert [scope for scope in SCOPES if f"`{scope}`" not in PAGE] == []
     for code in (
         Code.INVALID_INVITE,
         Code.EXPIRED_INVITE,
@@ -58,3 +58,16 @@ def test_the_page_names_every_operation_scope_and_refusal() -> None:
         Code.RATE_LIMITED,
     ):
         assert f"{MEANINGS[code].status} `{code.value}`" in PAGE
+
+
+def test_every_attack_of_the_threat_model_is_a_test() -> None:
+    """SECURITY.md names a test for each attack, and each of these is there."""
+    root = Path(__file__).parents[3]
+    model = (root / "SECURITY.md").read_text().partition("## Threat model")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", model))
+    files = [*(root / "tests/edges/external").glob("*.py"), *(root / "tests/faults").glob("*.py")]
+    there = {
+        name for path in files for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert named - there == set()

@@ -38,6 +38,11 @@ class Admitted(Struct, frozen=True, kw_only=True):
     attempt: Attempt
     context: CorrId | None = None
 
+    @property
+    def scopes(self) -> frozenset[str]:
+        """What both the token and the session have."""
+        return frozenset(self.claims.scopes) & frozenset(self.session.scopes)
+
 
 class ForeignKey(Unproven):
     """A good token came with a good proof by another key: somebody has a token that is not his."""
@@ -75,7 +80,7 @@ class Admission:
     def permit(self, admitted: Admitted, *, context_id: str | None) -> Admitted:
         """The call, if its operation is allowed, within the context that it or its token names."""
         claims, attempt = admitted.claims, admitted.attempt
-        attempt.scope = require_scope(attempt.operation, set(claims.scopes) & set(admitted.session.scopes))
+        attempt.scope = require_scope(attempt.operation, admitted.scopes)
         if claims.context_id is not None and context_id not in (None, claims.context_id):
             raise Refusal(Code.SCOPE_DENIED, "this token is for another context", field="contextId")
         within = claims.context_id or context_id

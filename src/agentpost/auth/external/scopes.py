@@ -1,11 +1,11 @@
 """What an agent outside the mesh may be allowed, and what each operation needs. What is not here is denied (EXT-5)."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["MESSAGE_READ", "MESSAGE_SEND", "OPERATION_SCOPES", "SCOPES", "STATUS_READ", "check_scopes", "require_scope"]
+__all__ = ["OPERATION_SCOPES", "SCOPES", "STATUS_READ", "TASK_READ", "check_scopes", "require_scope"]
 
 MESSAGE_READ: Final = "ansible.message.read"
 MESSAGE_SEND: Final = "ansible.message.send"
@@ -28,17 +28,18 @@ SCOPES: Final = (
     STATUS_READ,
 )
 
-# The tools of OPS-1 that an agent outside may ever call. Those that change the mesh are not here, and so denied.
-OPERATION_SCOPES: Final[dict[str, str]] = {
-    "ansible_status": STATUS_READ,
-    "ansible_read_messages": MESSAGE_READ,
-    "ansible_mark_read": MESSAGE_READ,
-    "ansible_send_message": MESSAGE_SEND,
-    "ansible_delegate_task": TASK_CREATE,
-    "ansible_claim_task": TASK_CLAIM,
-    "ansible_update_task": TASK_UPDATE,
-    "ansible_complete_task": TASK_COMPLETE,
-    "ansible_fail_task": TASK_COMPLETE,
+# The tools of OPS-1 that an agent outside may ever call, each with the scopes of which it needs one. Those that change
+# the mesh are not here, and so denied.
+OPERATION_SCOPES: Final[dict[str, tuple[str, ...]]] = {
+    "ansible_status": (STATUS_READ, TASK_READ),
+    "ansible_read_messages": (MESSAGE_READ,),
+    "ansible_mark_read": (MESSAGE_READ,),
+    "ansible_send_message": (MESSAGE_SEND,),
+    "ansible_delegate_task": (TASK_CREATE,),
+    "ansible_claim_task": (TASK_CLAIM,),
+    "ansible_update_task": (TASK_UPDATE,),
+    "ansible_complete_task": (TASK_COMPLETE,),
+    "ansible_fail_task": (TASK_COMPLETE,),
 }
 
 
@@ -58,8 +59,8 @@ def check_scopes(asked: Iterable[str], *, within: Iterable[str] = SCOPES) -> tup
     return tuple(scope for scope in SCOPES if scope in wanted)
 
 
-def require_scope(operation: str, granted: Iterable[str]) -> str:
-    """The scope that the operation needs, if it was granted."""
+def require_scope(operation: str, granted: Collection[str]) -> str:
+    """The granted scope that lets the operation be called."""
     needed = OPERATION_SCOPES.get(operation)
     if needed is None:
         raise Refusal(
@@ -68,11 +69,12 @@ def require_scope(operation: str, granted: Iterable[str]) -> str:
             field="operation",
             hint=f"Operations: {', '.join(OPERATION_SCOPES)}.",
         )
-    if needed not in granted:
+    found = next((scope for scope in needed if scope in granted), None)
+    if found is None:
         raise Refusal(
             Code.SCOPE_DENIED,
-            f"{operation} needs the scope {needed}",
+            f"{operation} needs the scope {' or '.join(needed)}",
             field="operation",
-            hint=f"Ask the operator for a session with {needed}.",
+            hint=f"Ask the operator for a session with {needed[0]}.",
         )
-    return needed
+    return found

@@ -170,7 +170,7 @@ class ExternalAgents:
         try:
             admitted = _with_own_token(await self._authenticate(call, attempt))
             attempt.scope = " ".join(scope for scope in request.scopes if scope in admitted.claims.scopes)
-            scopes = check_scopes(request.scopes, within=set(admitted.claims.scopes) & set(admitted.session.scopes))
+            scopes = check_scopes(request.scopes, within=admitted.scopes)
             attempt.corr_id = context = parse_id(CorrId, request.context_id, field="contextId")
             life_seconds = checked_seconds(request.ttl_seconds, CONTEXT_SECONDS, field="ttlSeconds")
         except Refusal as refusal:

@@ -23,7 +23,7 @@ from agentpost.auth.external.wire import (
     RevokeRequest,
     SessionGrant,
 )
-from agentpost.edges.operations import Caller, run_operation
+from agentpost.edges.operations import Caller, Desk, run_operation
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import SessionId
@@ -62,20 +62,21 @@ def external_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @post(f"{_PATH}invoke", status_code=200, summary="Call an operation", tags=_TAGS)
     async def invoke(data: Annotated[InvokeRequest, Body()], request: AnyRequest) -> InvokeAnswer:
-        external = gateway.external
+        external, desk = gateway.external, Desk(gateway.engine, gateway.office.tasks)
         call = await _call(gateway, request)
         admitted = await external.admit(call, operation=data.operation, context_id=data.context_id)
         session = admitted.session
         with external.calls.within(session.session_id) as ended:
             caller = Caller(
                 agent_id=session.agent_id,
+                scopes=admitted.scopes,
                 context=admitted.context,
                 ended=ended,
                 # A call does not outlive the token that it came with.
                 wait_seconds=(admitted.claims.expires_at_ms - gateway.clock.now_ms()) / 1000,
             )
             try:
-                done = await run_operation(gateway.engine, caller, data.operation, data.args)
+                done = await run_operation(desk, caller, data.operation, data.args)
             except Refusal as refusal:
                 await external.answered(admitted, refusal=refusal)
                 raise

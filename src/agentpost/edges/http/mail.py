@@ -17,7 +17,7 @@ from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt, SendRequest
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
-from agentpost.edges.operations import expires_at
+from agentpost.edges.operations.mail import expires_at
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Priority
 

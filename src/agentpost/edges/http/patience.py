@@ -25,7 +25,9 @@ class PatientHttp(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state in _UNFINISHED:
+        # A WebSocket has taken the connection over, and is quiet for as long as it likes.
+        is_ours = self.transport.get_protocol() is self
+        if is_ours and self.conn.their_state in _UNFINISHED:
             self._wait()
         else:
             self._stop_waiting()

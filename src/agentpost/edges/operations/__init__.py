@@ -1,0 +1,16 @@
+"""The tools of OPS-1 that an agent can call for itself, over whichever edge: arguments checked, engine called.
+
+Every call is on behalf of one agent and sees nothing of others; within a context it does not leave that conversation.
+Who may call what is decided before, by the edge. Knows nothing of HTTP or of tokens.
+
+calling    who calls, what an operation works on, what it gives
+mail       reading, claiming, settling, sending, answering
+tasks      delegating, claiming, reporting, ending
+status     how things stand
+running    one operation by its name
+"""
+
+from agentpost.edges.operations.calling import Caller, Desk, Done
+from agentpost.edges.operations.running import OPERATIONS, run_operation
+
+__all__ = ["OPERATIONS", "Caller", "Desk", "Done", "run_operation"]
