@@ -12,8 +12,8 @@ from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.capabilities import capability_routes
-from agentpost.edges.http.delegation import delegation_routes
 from agentpost.edges.http.coordination import coordination_routes
+from agentpost.edges.http.delegation import delegation_routes
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
