@@ -148,6 +148,8 @@ class Sweeper:
                 finding = find_problem(record, now_ms=now_ms, silent_since_ms=silent_since_ms, settings=self._settings)
                 if finding is not None:
                     findings.append(finding)
+            if len(page) < _TASKS_AT_ONCE:
+                break
             await asyncio.sleep(_REST_SECONDS)
         findings.sort(key=lambda finding: finding.since_ms)
         return checked, findings
