@@ -241,6 +241,8 @@ class Gateway:
             skills=self.settings.home / "skills",
             archive=self.settings.home / "legacy.yjs",
         )
+        self._office.sweeper.reviews = self._commons.triggers
+        self._office.coordination.policy_problems = self._commons.delegation.problems
         self.use_links(self._engine.links)
         if self.settings.lake is not None:
             self.lake = self._open_lake()

@@ -50,6 +50,7 @@ COMMITS_ELSEWHERE: Final = {
     "drop_blob": "a payload that does not fit its address; tests/delivery/test_fetch.py",
     "open_agent_session": "agents outside the mesh; test_store_power_loss.py, tests/store/test_external.py",
     "pin_node": "joining",
+    "put_notes": "what capabilities and the like keep beside the mail; tests/store/test_notes.py",
     "rebuild_tasks": "an operator's word; tests/work/test_rebuild.py",
     "remember_once": "joining: nonces",
     "remove_agent": "an operator's word",

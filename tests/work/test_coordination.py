@@ -13,7 +13,7 @@ from agentpost.protocol.snapshot import NodeTier
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.tasks import TaskState
 from agentpost.protocol.timestamps import format_ms
-from agentpost.work.coordination import SWEEP
+from agentpost.work.coordination import POLICY, SWEEP
 from agentpost.work.offering import NewTask
 from agentpost.work.settings import WorkSettings
 from agentpost.work.sweep import LOOP_OPEN, TASK_LATE, TASK_STUCK
@@ -244,6 +244,28 @@ async def test_the_end_of_a_task_that_nobody_reads_is_an_open_loop(mesh: Mesh) -
     await a.engine.pull.settle(told.event_id, "ada", Result(kind=ResultKind.PROCESSED))
     await a_turn(mesh)
     assert open_incidents(a, LOOP_OPEN) == []
+
+
+class Wrong:
+    """A problem of the delegation policy."""
+
+    subject = "2026-02-25.1"
+    message = "without an active backup: build"
+
+
+@pytest.mark.req("OPS-8", "OPS-4")
+async def test_whoever_leads_reports_what_is_wrong_with_the_delegation_policy(mesh: Mesh) -> None:
+    """A problem of the policy is one incident at the gateway that leads, and is closed when it is gone."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    for node in (a, b):
+        node.office.coordination.policy_problems = lambda: [Wrong()]
+    for _ in range(2):
+        await a_turn(mesh)
+    assert open_incidents(a, POLICY) == [Wrong.subject]
+    assert open_incidents(b, POLICY) == [], "it does not lead"
+    a.office.coordination.policy_problems = tuple
+    await a_turn(mesh)
+    assert open_incidents(a, POLICY) == []
 
 
 @pytest.mark.req("OPS-4")

@@ -8,7 +8,7 @@ earlier term, from somebody who was away and does not know, is not followed.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -29,9 +29,21 @@ _log = logging.getLogger(__name__)
 SWEEP: Final = "sweep"
 SWEEP_REPORT: Final = "sweep_report"
 NEEDS_ACTION: Final = "sweep_needs_action"
+POLICY: Final = "delegation_policy"
+_LONGEST_MESSAGE: Final = 500
 _REMEMBERED_MS: Final = 86_400_000
 # A call that is older is one of several that waited for a gateway that slept; the next one comes soon.
 _TURNS_LATE: Final = 2
+
+
+class PolicyProblem(Protocol):
+    """Something that needs action, as the delegation directory sees it."""
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
 
 
 class Board(Protocol):
@@ -72,6 +84,8 @@ class Coordination:
         self._highest_term = 0
         self._last: SweepReport | None = None
         self._reports: dict[str, SweepReport] = {}
+        # OPS-8: what is wrong with the delegation policy, for whoever leads to report.
+        self.policy_problems: Callable[[], Sequence[PolicyProblem]] = tuple
         engine.wakeups.listen(signals=self._signals_heard)
 
     def start(self) -> None:
@@ -146,7 +160,21 @@ class Coordination:
             )
             await self._engine.store.append((signal,))
             self._engine.wakeups.outbox_grew()
+        await self._report_policy(now_ms)
         return await self._sweep(turn)
+
+    async def _report_policy(self, now_ms: int) -> None:
+        """Keep one incident open for each problem of the delegation policy, as long as there is one."""
+        found = {problem.subject: problem.message for problem in self.policy_problems()}
+        known = self._sweeper.open_incidents(POLICY)
+        for subject, message in found.items():
+            if subject not in known:
+                detail: dict[str, str | int | bool | None] = {"problem": message[:_LONGEST_MESSAGE]}
+                await self._engine.store.raise_incident(
+                    Incident(kind=POLICY, subject=subject, at_ms=now_ms, detail=detail)
+                )
+        for subject in known.keys() - found.keys():
+            await self._engine.store.close_incident(POLICY, subject, at_ms=now_ms)
 
     def _term(self, state: CoordinationState) -> int:
         """The number under which this gateway leads. A new one if somebody else led meanwhile."""

@@ -89,7 +89,7 @@ class Sweeper:
     async def sweep(self, turn: int, state: CoordinationState) -> SweepReport:
         """Look at every task of this gateway's agents that is not over, and do what is due."""
         checked, findings = await self._look()
-        known = self._incidents(TASK_LATE)
+        known = self.open_incidents(TASK_LATE)
         steps: list[tuple[Finding, Step]] = []
         room, now_ms = self._engine.room.snapshot(), self._engine.clock.now_ms()
         for finding in findings:
@@ -154,7 +154,8 @@ class Sweeper:
         findings.sort(key=lambda finding: finding.since_ms)
         return checked, findings
 
-    def _incidents(self, kind: str) -> dict[str, Incident]:
+    def open_incidents(self, kind: str) -> dict[str, Incident]:
+        """The open incidents of this kind, by what they are about."""
         found: dict[str, Incident] = {}
         after = 0
         while page := self._store.incidents(after_id=after, limit=_PAGE):
@@ -164,7 +165,7 @@ class Sweeper:
 
     async def _close_what_is_well(self, late: set[str], known: dict[str, Incident]) -> None:
         at_ms = self._engine.clock.now_ms()
-        stuck = self._incidents(TASK_STUCK)
+        stuck = self.open_incidents(TASK_STUCK)
         await asyncio.gather(
             *(self._store.close_incident(TASK_LATE, task_id, at_ms=at_ms) for task_id in known if task_id not in late),
             *(self._store.close_incident(TASK_STUCK, task_id, at_ms=at_ms) for task_id in stuck if task_id not in late),
@@ -205,7 +206,7 @@ class Sweeper:
     async def _open_loops(self, now_ms: int) -> int:
         """Ends of tasks that their requesters have not dealt with."""
         before_ms = now_ms - self._settings.loop_sla_seconds * 1000
-        loops, known = 0, self._incidents(LOOP_OPEN)
+        loops, known = 0, self.open_incidents(LOOP_OPEN)
         for agent in self._store.local_agents():
             items = self._store.backlog(agent.agent_id, limit=_PAGE)
             old = [item for item in items if item.entry.accepted_at_ms <= before_ms]

@@ -62,6 +62,19 @@ class ReviewTriggers:
                 )
                 await self._reporter.report(case)
 
+    async def raise_item(self, record: TaskRecord, failure_class: str) -> None:
+        """A task of a capability is late (TASK-8). Implements `work.sweep.ReviewSink`."""
+        if record.capability_id is not None:
+            await self._reporter.report(
+                Case(
+                    trigger=Trigger.ETA_MISSED,
+                    capability_id=record.capability_id,
+                    corr_id=record.corr_id,
+                    failure_class=failure_class,
+                    delegation_skill_version=self._version(record),
+                )
+            )
+
     async def _look_at(self, record: TaskRecord) -> None:
         is_ours = record.requester_node_id == self._store.node_id
         if not is_ours or record.state is not TaskState.FAILED or record.capability_id is None:
