@@ -63,6 +63,14 @@ def test_mail_that_is_claimed_can_be_settled_without_an_answer(door: Door) -> No
     eventually(lambda: _state(codex, sent[0]) == "Processed")
     assert [line["eventId"] for line in inbox(claude)] == [sent[2]]
     assert claude.ask("ansible_status")["waiting"] == 1
+    # What was only read can be done with, but not fail.
+    last = send(codex, "claude", "for your information")["eventId"]
+    eventually(lambda: len(inbox(claude)) == 2)
+    refused = claude.invoke("ansible_mark_read", {"eventId": last, "settle": "failed", "error": "x"})
+    assert code_of(refused) == (409, "invalid_transition")
+    assert claude.ask("ansible_mark_read", eventId=last, settle="processed")["settled"]
+    assert not claude.ask("ansible_mark_read", eventId=last, settle="processed")["settled"]
+    eventually(lambda: _state(codex, last) == "Processed")
 
 
 def _state(client: AgentClient, event_id: str) -> str:

@@ -16,6 +16,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import Priority
 from agentpost.protocol.timestamps import format_ms
+from agentpost.store.values import LedgerState
 from agentpost.tasks import TaskOwner
 
 __all__ = ["MAIL", "expires_at"]
@@ -36,7 +37,7 @@ class ReadArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 
 
 class MarkArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A message was read; with `settle`, what became of one that was claimed."""
+    """A message was read; with `settle`, what became of it. One that `failed` or shall `retry` was claimed before."""
 
     event_id: str
     settle: ResultKind | None = None
@@ -114,10 +115,17 @@ async def _mark(desk: Desk, caller: Caller, args: MarkArgs) -> Done:
     if args.settle is None:
         message = await desk.engine.mailroom.read(caller.agent_id, event_id, mark=True)
         return Done({"eventId": event_id, "isRead": message.line.is_read}, corr_id)
-    result = Result(kind=args.settle, error=args.error)
-    return Done(
-        {"eventId": event_id, "settled": await desk.engine.pull.settle(event_id, caller.agent_id, result)}, corr_id
-    )
+    settled = await _settle(desk, caller, event_id, Result(kind=args.settle, error=args.error))
+    return Done({"eventId": event_id, "settled": settled}, corr_id)
+
+
+async def _settle(desk: Desk, caller: Caller, event_id: EventId, result: Result) -> bool:
+    entry = desk.engine.store.ledger_entry(event_id, caller.agent_id)
+    is_claimed = entry is not None and entry.state is not LedgerState.QUEUED
+    # What was only read can be done with, too; to fail or to come again it has to be with the agent.
+    if result.kind is ResultKind.PROCESSED and not is_claimed:
+        return await desk.engine.mailroom.dismiss(caller.agent_id, event_id)
+    return await desk.engine.pull.settle(event_id, caller.agent_id, result)
 
 
 async def _send(desk: Desk, caller: Caller, args: SendArgs) -> Done:
