@@ -257,6 +257,16 @@ def test_guessing_is_slow_and_working_is_not(tmp_path: Path) -> None:
         assert len(refused) <= 3
 
 
+@pytest.mark.req("EXT-5")
+def test_nobody_says_where_he_comes_from(gate: Door) -> None:
+    """Headers of proxies are not believed: neither the audit nor the limits, nor the tailnet, go by them."""
+    client = gate.client()
+    forged = {"x-forwarded-for": "100.64.0.7", "forwarded": "for=100.64.0.7", "x-real-ip": "100.64.0.7"}
+    assert client.exchange(gate.invite("traveller"), "traveller", headers=forged).status_code == 200
+    (entry, *_) = gate.audit(sessionId=client.session["sessionId"])
+    assert entry["detail"]["address"] == "127.0.0.1"
+
+
 @pytest.mark.req("EXT-2")
 def test_a_session_is_limited_too(tmp_path: Path) -> None:
     """An agent that runs wild is told to slow down, and goes on after that."""

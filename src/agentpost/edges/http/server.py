@@ -109,6 +109,8 @@ def _server(app: Any) -> _Server:
             # Request lines may carry what must not be logged (AUTH-9).
             access_log=False,
             server_header=False,
+            # Where a request comes from is what the connection says: limits, audit and the tailnet go by it.
+            proxy_headers=False,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
             http=PatientHttp,
             ws=_WebSockets,
