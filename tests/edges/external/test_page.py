@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from agentpost.auth.external.scopes import SCOPES
@@ -71,3 +72,20 @@ def test_every_attack_of_the_threat_model_is_a_test() -> None:
     }
     assert len(named) > 20
     assert named - there == set()
+
+
+def test_the_openapi_document_has_every_call(tmp_path: Path) -> None:
+    """On the public port what agents call, on the operator's socket what the operator does."""
+    with served_gateway(tmp_path / "vps-jane", clock=FakeClock(), runtimes=make_runtime) as served:
+        public = httpx.get(f"{served.url}/ansible/openapi/openapi.json", timeout=60).json()["paths"]
+        operators = served.operator.get("/ansible/openapi/openapi.json")["paths"]
+    prefix = "/ansible/agent"
+    assert {path for path in public if path.startswith(prefix)} == {
+        f"{prefix}/{name}" for name in ("auth/exchange", "auth/refresh", "invoke", "context-token", "revoke")
+    }
+    assert {path for path in operators if path.startswith(f"{prefix}/")} == {
+        f"{prefix}/{name}" for name in ("invites", "sessions", "revoke", "keys/rotate")
+    }
+    assert "/ansible/audit" in operators
+    body = public[f"{prefix}/invoke"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["$ref"].endswith("InvokeRequest")
