@@ -44,3 +44,15 @@ def test_a_policy_that_makes_no_sense_is_refused_by_name(tmp_path: Path, text: s
     assert refused.value.code is Code.INVALID_FIELD
     assert named in refused.value.message
     assert CONFIG_FILE in refused.value.message
+
+
+@pytest.mark.req("EXT-2")
+def test_the_lifetimes_of_tokens_can_be_set_within_their_bounds(tmp_path: Path) -> None:
+    """What is not said is as by default; minutes for access and days for refreshing are not left."""
+    said = settings_of(tmp_path, "[external]\naccess_seconds = 300\n").external
+    assert (said.access_seconds, said.refresh_seconds) == (300, 3 * 86_400)
+    for text in ("access_seconds = 3600", "refresh_seconds = 60", "refresh_grace_seconds = 61", "surprise = 1"):
+        with pytest.raises(Refusal) as refused:
+            settings_of(tmp_path, f"[external]\n{text}\n")
+        assert refused.value.code is Code.INVALID_FIELD
+        assert "external" in str(refused.value.field)

@@ -6,11 +6,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 
+from agentpost.auth.external.lifetimes import Lifetimes
 from agentpost.auth.limits import DEFAULT_ATTEMPTS_PER_ADDRESS, DEFAULT_ATTEMPTS_PER_TOKEN
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.settings import LakeSettings
@@ -31,6 +32,8 @@ _TEXTS: Final = ("node", "tier", "listen", "public_url", "tailnet_socket")
 _NUMBERS: Final = ("attempts_per_address", "attempts_per_token")
 _KEYS: Final = (*_TEXTS, *_NUMBERS)
 _LAKE: Final = "lake"
+
+Table = TypeVar("Table", DeliveryPolicy, WorkSettings, Lifetimes)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -53,6 +56,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     lake: LakeSettings | None = None
     # How agents are served and how long work may take: the table [work].
     work: WorkSettings = WorkSettings()
+    # How long the tokens of agents outside the mesh live: the table [external].
+    external: Lifetimes = Lifetimes()
     # AUTH-7: for a lab. Said with every start or not at all: no file and no environment turns it on unnoticed.
     insecure_no_proof: bool = False
 
@@ -87,8 +92,8 @@ def load_settings(
     environment = os.environ if environment is None else environment
     said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in (*_KEYS, _LAKE)}
     path = home_of(said["node"], home=home)
-    file, delivery, lake, work = _read_file(path / CONFIG_FILE)
-    values = {key: said[key] or file.get(key) for key in _KEYS}
+    file = _read_file(path / CONFIG_FILE)
+    values = {key: said[key] or file.values.get(key) for key in _KEYS}
     if values["node"] is None:
         raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
     host, port = _checked_listen(values["listen"] or _DEFAULT_LISTEN)
@@ -103,9 +108,10 @@ def load_settings(
         attempts_per_address=_checked_attempts(values, "attempts_per_address", DEFAULT_ATTEMPTS_PER_ADDRESS),
         attempts_per_token=_checked_attempts(values, "attempts_per_token", DEFAULT_ATTEMPTS_PER_TOKEN),
         tailnet_socket=None if socket is None else Path(socket).expanduser(),
-        delivery=delivery,
-        lake=_checked_lake(path, said[_LAKE], lake),
-        work=work,
+        delivery=file.delivery,
+        lake=_checked_lake(path, said[_LAKE], file.lake),
+        work=file.work,
+        external=file.external,
         insecure_no_proof=insecure_no_proof,
     )
 
@@ -134,49 +140,47 @@ def save_settings(settings: Settings) -> None:
     write_private(path, ("\n".join(lines) + "\n").encode())
 
 
-def _read_file(path: Path) -> tuple[dict[str, str], DeliveryPolicy, dict[str, Any], WorkSettings]:
-    """What the file says, its tables [delivery] and [lake], which is empty if there is none, and [work]."""
+class _File(Struct, frozen=True, kw_only=True):
+    """What a file says: single values as text, and its tables. `lake` is empty if there is none."""
+
+    values: dict[str, str] = {}
+    delivery: DeliveryPolicy = DeliveryPolicy()
+    lake: dict[str, Any] = {}
+    work: WorkSettings = WorkSettings()
+    external: Lifetimes = Lifetimes()
+
+
+def _read_file(path: Path) -> _File:
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return {}, DeliveryPolicy(), {}, WorkSettings()
+        return _File()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
-    delivery = _read_delivery(path, found.pop("delivery", {}))
+    delivery = _read_table(path, found, "delivery", DeliveryPolicy(), page="delivery.md")
     lake = _read_lake(path, found.pop(_LAKE)) if _LAKE in found else {}
-    work = _read_work(path, found.pop("work", {}))
+    work = _read_table(path, found, "work", WorkSettings(), page="tasks.md")
+    external = _read_table(path, found, "external", Lifetimes(), page="external-agents.md")
     for key, value in found.items():
         if key not in _KEYS:
-            known = ", ".join((*_KEYS, "[delivery]", "[lake]", "[work]"))
+            known = ", ".join((*_KEYS, "[delivery]", "[external]", "[lake]", "[work]"))
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {known}.")
         # type(), because to isinstance true and false are numbers too.
         if type(value) is not (int if key in _NUMBERS else str):
             kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
-    return {key: str(value) for key, value in found.items()}, delivery, lake, work
+    values = {key: str(value) for key, value in found.items()}
+    return _File(values=values, delivery=delivery, lake=lake, work=work, external=external)
 
 
-def _read_delivery(path: Path, table: object) -> DeliveryPolicy:
-    """The policy that the table [delivery] describes; what it leaves out is as by default."""
-    values: dict[str, Any] = msgspec.to_builtins(DeliveryPolicy())
+def _read_table(path: Path, found: dict[str, Any], name: str, default: Table, *, page: str) -> Table:
+    """What the table of this name describes; what it leaves out is as by default."""
+    values: dict[str, Any] = msgspec.to_builtins(default)
     try:
-        return msgspec.convert(_overlaid(values, table, "delivery"), DeliveryPolicy)
+        return msgspec.convert(_overlaid(values, found.pop(name, {}), name), type(default))
     except (Refusal, msgspec.ValidationError) as error:
         raise Refusal(
-            Code.INVALID_FIELD,
-            f"{path}: {error}",
-            field="delivery",
-            hint="Correct that line; docs/delivery.md has all.",
-        ) from None
-
-
-def _read_work(path: Path, table: object) -> WorkSettings:
-    values: dict[str, Any] = msgspec.to_builtins(WorkSettings())
-    try:
-        return msgspec.convert(_overlaid(values, table, "work"), WorkSettings)
-    except (Refusal, msgspec.ValidationError) as error:
-        raise Refusal(
-            Code.INVALID_FIELD, f"{path}: {error}", field="work", hint="Correct that line; docs/tasks.md has all."
+            Code.INVALID_FIELD, f"{path}: {error}", field=name, hint=f"Correct that line; docs/{page} has all."
         ) from None
 
 

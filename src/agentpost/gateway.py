@@ -212,7 +212,12 @@ class Gateway:
             limits=self._attempt_limits(),
         )
         self._external = ExternalAgents(
-            self._store, self._identity, self.clock, self.chance, limits=self._attempt_limits()
+            self._store,
+            self._identity,
+            self.clock,
+            self.chance,
+            limits=self._attempt_limits(),
+            lifetimes=self.settings.external,
         )
         await self._host.start()
         self._host.room.subscribe(self._cut_revoked)
