@@ -9,6 +9,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.markup import escape
 
+from agentpost.demo.capability import CapabilityShown, show_capability
 from agentpost.demo.command import agentpost, once
 from agentpost.demo.mail import ARCHITECT, BUILDER, MailShown, show_mail
 from agentpost.demo.mailbox import show_mailbox
@@ -30,6 +31,7 @@ class MeshShown(Struct, frozen=True, kw_only=True):
     mail: MailShown
     mailbox_answer: str
     tasks: TasksShown
+    capability: CapabilityShown
 
 
 def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
@@ -54,9 +56,11 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         console.print("\n[bold]6. A program that knows only its mailbox reaches the same agent[/bold]")
         answer = show_mailbox(homes[_LAPTOP], console, sender=ARCHITECT, address=f"{BUILDER}@{_OUTCAST}")
         tasks = show_tasks(homes[_LAPTOP], homes[_OUTCAST], console, number=7)
+        console.print("\n[bold]8. A capability for everybody, and a task that ends in a review[/bold]")
+        capability = show_capability(homes[_LAPTOP], homes[_OUTCAST], console, requester_agent=ARCHITECT)
         if lake is not None:
             export_mesh(homes[_SEED])
-        console.print(f"\n[bold]8. {_OUTCAST} is thrown out[/bold]")
+        console.print(f"\n[bold]9. {_OUTCAST} is thrown out[/bold]")
         agentpost("revoke", _OUTCAST, home=homes[_SEED])
         outcast = once(lambda: agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"])
         revoked = _statuses(homes[_SEED])[_OUTCAST]
@@ -68,6 +72,7 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         mail=mail,
         mailbox_answer=answer,
         tasks=tasks,
+        capability=capability,
     )
 
 

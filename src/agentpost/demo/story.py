@@ -35,6 +35,7 @@ class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
     chain_whole: bool
     states: list[str]
     answers: list[str]
+    review: str
     mailbox_answer: str
     tasks: list[str]
     nodes: dict[str, str]
@@ -68,7 +69,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
     lake = root / "lake" if with_pipeline and has_pipeline() else None
     mesh = await asyncio.to_thread(show_mesh, root / "mesh", lake, console)
 
-    _head(console, 9, "The pipeline on Spark reads all that was said, and finds out what became of it")
+    _head(console, 10, "The pipeline on Spark reads all that was said, and finds out what became of it")
     tables: PipelineShown | None = None
     if lake is None:
         why = "Spark is not installed (pip install 'agentpost[pipeline]')" if with_pipeline else "nobody asked for it"
@@ -80,6 +81,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
         missing == 0
         and mesh.all_joined
         and mesh.is_out
+        and bool(mesh.capability.review)
         and not report.problems
         and mesh.mail.states == ["Replied", "Replied"]
         and bool(mesh.mailbox_answer)
@@ -98,6 +100,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
         chain_whole=not report.problems,
         states=mesh.mail.states,
         answers=mesh.mail.answers,
+        review=mesh.capability.review,
         mailbox_answer=mesh.mailbox_answer,
         tasks=mesh.tasks.states,
         nodes=mesh.nodes,
