@@ -52,7 +52,6 @@ COMMITS_ELSEWHERE: Final = {
     "pin_node": "joining",
     "put_notes": "what capabilities and the like keep beside the mail; tests/store/test_notes.py",
     "rebuild_tasks": "an operator's word; tests/work/test_rebuild.py",
-    "put_notes": "capabilities, reviews and places of skills; tests/store/test_notes.py",
     "remember_once": "joining: nonces",
     "remove_agent": "an operator's word",
     "restart_cursor": "another life of a source; tests/delivery/test_reader.py",
