@@ -34,8 +34,10 @@ def build(inputs: GoldInputs) -> DataFrame:
     tasks = inputs.hour_gold["tasks"].where(sf.col("capability_id").isNotNull())
     is_failed = sf.col("outcome") == "failed"
     is_mismatch = is_failed & sf.col("failure_class").contains("contract")
+    # Being late is one cause, whatever the task came to.
+    late = tasks.where(is_late(inputs.params)).withColumn("failure_class", sf.lit(None).cast("string"))
     causes = (
-        _cause(tasks.where(is_late(inputs.params)), "eta_missed", sf.col("eta_us"))
+        _cause(late, "eta_missed", sf.col("eta_us"))
         .unionByName(_cause(tasks.where(is_failed & ~is_mismatch), "task_failed", sf.col("ended_us")))
         .unionByName(_cause(tasks.where(is_mismatch), "contract_mismatch", sf.col("ended_us")))
         .unionByName(_misses(inputs))

@@ -62,15 +62,17 @@ class ReviewTriggers:
                 )
                 await self._reporter.report(case)
 
-    async def raise_item(self, record: TaskRecord, failure_class: str) -> None:
-        """A task of a capability is late (TASK-8). Implements `work.sweep.ReviewSink`."""
+    async def raise_item(self, record: TaskRecord, _failure_class: str) -> None:
+        """A task of a capability is late (TASK-8). Implements `work.sweep.ReviewSink`.
+
+        Being late is one cause, whatever the task came to: as the pipeline has it, so that there is one item.
+        """
         if record.capability_id is not None:
             await self._reporter.report(
                 Case(
                     trigger=Trigger.ETA_MISSED,
                     capability_id=record.capability_id,
                     corr_id=record.corr_id,
-                    failure_class=failure_class,
                     delegation_skill_version=self._version(record),
                 )
             )
