@@ -46,15 +46,15 @@ _REVIEWED: Final = frozenset({Problem.MISSED_ETA, Problem.MISSED_DEADLINE})
 
 
 class ReviewSink(Protocol):
-    """Where review items go (CAP-6)."""
+    """Where a task that is late becomes a review item (CAP-6)."""
 
-    async def raise_item(self, record: TaskRecord, failure_class: str) -> None: ...
+    async def raise_late(self, record: TaskRecord) -> None: ...
 
 
 class NoReviews:
     """For a gateway without capabilities."""
 
-    async def raise_item(self, record: TaskRecord, failure_class: str) -> None:
+    async def raise_late(self, record: TaskRecord) -> None:
         pass
 
 
@@ -111,7 +111,7 @@ class Sweeper:
         news = await self._raise(TASK_STUCK, stuck)
         for finding in late:
             if finding.problem in _REVIEWED and finding.record.capability_id is not None:
-                await self.reviews.raise_item(finding.record, "sla_breach")
+                await self.reviews.raise_late(finding.record)
         loops = await self._open_loops(now_ms)
         messages = await self._tell(late, news)
         return SweepReport(

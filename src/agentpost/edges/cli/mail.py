@@ -1,8 +1,10 @@
 """`send`, `inbox`, `read`, `reply`, `trace`: mail from the command line."""
 
+import contextlib
 import json
 import sys
 import time
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
@@ -35,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]agentpost show evt_01K…[/bold]")(show)
     app.command(epilog="Example: [bold]agentpost trace evt_01K…[/bold]")(trace)
     app.command(epilog="Example: [bold]agentpost watch -o json[/bold]")(watch)
+    app.command(epilog="Example: [bold]agentpost tail outbox --follow --format cloudevents[/bold]")(tail)
     app.command(epilog="Example: [bold]agentpost resolve evt_01K… --agent builder --how retry[/bold]")(resolve)
 
 
@@ -267,6 +270,29 @@ def watch(
             stdout.print(f"{line} → {escape(to)}  [dim]{about}[/dim]", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+class StreamFormat(StrEnum):
+    JSON = "json"
+    CLOUDEVENTS = "cloudevents"
+
+
+def tail(
+    stream: Annotated[str, typer.Argument(help="outbox, inbox:<agent>, or a node that is mirrored here.")] = "outbox",
+    after: Annotated[int, typer.Option("--after", min=0, help="Only what comes after this seq.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; Ctrl-C ends it.")] = False,
+    form: Annotated[
+        StreamFormat, typer.Option("--format", help="Events as they are, or as CloudEvents 1.0.")
+    ] = StreamFormat.JSON,
+    home: HomeOption = None,
+) -> None:
+    """Print a stream, one event on each line. Content stays sealed; `seq` is where the next call goes on."""
+    client = OperatorClient(home_of(None, home=home))
+    query = {"after": after, "follow": follow, "cloudevents": form is StreamFormat.CLOUDEVENTS}
+    path = path_of("ansible", "streams", stream)
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in client.lines(path, {name: str(value).lower() for name, value in query.items()}):
+            typer.echo(json.dumps(line, ensure_ascii=False))
 
 
 def resolve(

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Annotated, Final
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import MediaType, Response, get, post
@@ -16,17 +16,21 @@ from agentpost.delivery.deadletters import DeadLetterLine, DeadLetterView, Filte
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.metrics import DeliveryMetrics, to_prometheus
 from agentpost.delivery.sent import SentMessage, sent_message
+from agentpost.delivery.tailing import Tailed, tail
 from agentpost.delivery.trace import TraceStep, trace
+from agentpost.protocol.cloudevents import cloud_event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.values import Incident
 
 __all__ = ["record_routes"]
 
+_LOOK_SECONDS: Final = 0.5
 # Whoever opened the operator's socket.
 _ACTOR: Final = "operator"
 
 Limit = Annotated[int, Parameter(ge=1, le=500, description="How many at most.")]
+After = Annotated[int, Parameter(ge=0, description="Only what comes after this seq.")]
 WaitSeconds = Annotated[float, Parameter(ge=0, le=60, description="How long to wait for the end.")]
 
 
@@ -104,6 +108,16 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         """One JSON object on each line, for as long as the caller listens."""
         return Stream(_lines(engine), media_type="application/x-ndjson")
 
+    @get("/ansible/streams/{stream:str}", summary="A stream, event by event", tags=["records"])
+    async def stream_of(stream: str, after: After = 0, follow: bool = False, cloudevents: bool = False) -> Stream:
+        """One JSON object on each line: the events of `outbox`, of `inbox:<agent>`, or of a node that is mirrored here.
+
+        Content stays sealed. With `follow` it goes on for as long as the caller listens.
+        """
+        first = tail(engine.store, stream, after_seq=after)
+        lines = _stream_lines(engine, stream, first, after, follow=follow, as_cloud_events=cloudevents)
+        return Stream(lines, media_type="application/x-ndjson")
+
     @get("/ansible/mirrors", sync_to_thread=False, summary="The outboxes that are mirrored here", tags=["records"])
     def mirrors() -> list[MirrorView]:
         return [
@@ -129,6 +143,7 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         incidents,
         close,
         watch,
+        stream_of,
         mirrors,
         metrics,
         prometheus,
@@ -140,6 +155,24 @@ async def _lines(engine: Engine) -> AsyncGenerator[bytes]:
     yield b"\n"
     async for happening in engine.watchers.watch():
         yield msgspec.json.encode(happening) + b"\n"
+
+
+async def _stream_lines(
+    engine: Engine, stream: str, found: Iterator[Tailed], after_seq: int, *, follow: bool, as_cloud_events: bool
+) -> AsyncGenerator[bytes]:
+    while True:
+        for each in found:
+            after_seq = each.seq
+            yield msgspec.json.encode(_as_cloud_event(each) if as_cloud_events else each) + b"\n"
+        if not follow:
+            return
+        yield b"\n"
+        await asyncio.sleep(_LOOK_SECONDS)
+        found = tail(engine.store, stream, after_seq=after_seq)
+
+
+def _as_cloud_event(tailed: Tailed) -> dict[str, Any]:
+    return cloud_event(tailed.event, stream=tailed.stream, epoch=tailed.epoch, seq=tailed.seq)
 
 
 def _incident(incident: Incident) -> IncidentLine:

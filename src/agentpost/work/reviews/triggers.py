@@ -62,7 +62,7 @@ class ReviewTriggers:
                 )
                 await self._reporter.report(case)
 
-    async def raise_item(self, record: TaskRecord, _failure_class: str) -> None:
+    async def raise_late(self, record: TaskRecord) -> None:
         """A task of a capability is late (TASK-8). Implements `work.sweep.ReviewSink`.
 
         Being late is one cause, whatever the task came to: as the pipeline has it, so that there is one item.
