@@ -278,6 +278,7 @@ def a_legacy_server(document: LegacyDocument) -> Iterator[str]:
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(30)
+        loop.close()
 
 
 @pytest.mark.req("OPS-9")
