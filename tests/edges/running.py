@@ -28,7 +28,7 @@ from agentpost.store.values import LocalAgent
 from agentpost.testing import FakeClock, SeededChance
 
 T = TypeVar("T")
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 120
 _ROOT = Path(__file__).parents[2]
 # For tests that make more attempts than any node would.
 NO_LIMITS = ("--attempts-per-address", "1000000000", "--attempts-per-token", "1000000000")
