@@ -143,6 +143,15 @@ def test_a_file_that_cannot_be_understood_stops_everything(home: Path, name: str
     assert files_of(home) == before
 
 
+def test_a_hook_that_waits_is_given_the_time_for_it(home: Path) -> None:
+    """With `--wake` the stop hook waits, and the program is told not to end it before."""
+    setup(home, "claude", "--wake", "10m")
+    settings = json.loads((home / "project/.claude/settings.json").read_text())
+    (hook,) = settings["hooks"]["Stop"][-1]["hooks"]
+    assert hook["command"].endswith("hook stop --agent claude --wait 600s")
+    assert hook["timeout"] > 600
+
+
 def test_an_unknown_program_is_refused(home: Path) -> None:
     """The sentence says which there are."""
     with pytest.raises(Refusal) as refused:

@@ -3,6 +3,7 @@
 import difflib
 import json
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,6 +25,7 @@ __all__ = ["register"]
 
 _ALL: Final = "all"
 _MOST_NAMES: Final = 5
+_LOOK_SECONDS: Final = 120.0
 
 
 def register(app: typer.Typer) -> None:
@@ -50,8 +52,6 @@ def setup(
 
     Files are merged, not replaced, and what was there before is kept. A second run changes nothing.
     """
-    if wake is not None:
-        seconds_of(wake, field="wake")
     ledger = Ledger(state_directory())
     planned: dict[Path, tuple[Edit, Change]] = {}
     chosen = _chosen(client)
@@ -62,7 +62,7 @@ def setup(
             gateway=None if home is None else home.expanduser().resolve(),
             user_home=Path.home(),
             project=project.resolve(),
-            wake=wake,
+            wake_seconds=None if wake is None else seconds_of(wake, field="wake"),
         )
         edits = [edit for edit in edits_of(name, wish) if not remove or not _is_shared(edit, chosen, wish, ledger)]
         planned |= {edit.path: (edit, ledger.to_undo(edit) if remove else ledger.to_make(edit)) for edit in edits}
@@ -107,7 +107,7 @@ def _print_changes(changes: list[Change], *, dry_run: bool, remove: bool) -> Non
         return
     for change in changes:
         if dry_run:
-            stdout.print(escape(_diff(change)), highlight=False)
+            stdout.print(escape(_diff(change)), highlight=False, soft_wrap=True)
         else:
             what = "removed" if change.after is None else ("written" if change.before is None else "changed")
             stdout.print(f"{what} {escape(str(change.path))}", highlight=False, soft_wrap=True)
@@ -141,13 +141,18 @@ def _say(event: str, agent: str, wait: str | None, home: Path) -> None:
         sys.stdin.read()
     told = Home(home).path / "hooks" / agent
     before = int(told.read_text()) if told.exists() else 0
-    patience = seconds_of(wait, field="wait") if wait else 0
-    client = OperatorClient(home, timeout_seconds=10 + patience)
-    lines: list[dict[str, Any]] = client.get(
-        path_of("ansible", "agents", agent, "inbox"),
-        {"only_open": "true", "limit": 500, "wait_seconds": patience, "after": before if event == "stop" else 0},
-    )
-    unread = [line for line in lines if not line.get("isRead")]
+    until = time.monotonic() + (seconds_of(wait, field="wait") if wait else 0)
+    client = OperatorClient(home, timeout_seconds=10 + _LOOK_SECONDS)
+    path, after = path_of("ansible", "agents", agent, "inbox"), before if event == "stop" else 0
+    while True:
+        look_seconds = min(max(until - time.monotonic(), 0), _LOOK_SECONDS)
+        query = {"only_open": "true", "limit": 500, "wait_seconds": round(look_seconds, 3), "after": after}
+        lines: list[dict[str, Any]] = client.get(path, query)
+        unread = [line for line in lines if not line.get("isRead")]
+        if unread or time.monotonic() >= until:
+            break
+        # What is open and was read already would be there at once, again and again.
+        after = max((line["inboxSeq"] for line in lines), default=after)
     newest = max((line["inboxSeq"] for line in unread), default=0)
     if not unread:
         return

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from agentpost.edges.setup.edits import Edit, JsonEdit, TomlEdit, WholeFile
 
 __all__ = ["ClientName", "Wish", "edits_of"]
+
+_SPARE_SECONDS: Final = 30
 
 
 class ClientName(StrEnum):
@@ -25,13 +27,16 @@ class ClientName(StrEnum):
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """`agent` is who the program speaks for, `gateway` the home of the gateway, `wake` how long a hook waits."""
+    """`agent` is who the program speaks for, `gateway` the home of the gateway.
+
+    `wake_seconds`: how long a hook waits for mail.
+    """
 
     agent: str
     gateway: Path | None
     user_home: Path
     project: Path
-    wake: str | None = None
+    wake_seconds: int | None = None
 
 
 def edits_of(client: ClientName, wish: Wish) -> Sequence[Edit]:
@@ -77,15 +82,18 @@ def _program() -> list[str]:
 def _claude_hooks(wish: Wish) -> tuple[tuple[tuple[str, ...], Any], ...]:
     where = "" if wish.gateway is None else f" --home {shlex.quote(str(wish.gateway))}"
     program = " ".join(shlex.quote(word) for word in _program())
-    wait = f" --wait {wish.wake}" if wish.wake else ""
 
-    def hook(event: str, more: str = "") -> list[Any]:
-        command = f"{program} hook {event} --agent {shlex.quote(wish.agent)}{where}{more}"
-        return [{"hooks": [{"type": "command", "command": command}]}]
+    def hook(event: str, wait_seconds: int | None = None) -> list[Any]:
+        command = f"{program} hook {event} --agent {shlex.quote(wish.agent)}{where}"
+        if wait_seconds is None:
+            return [{"hooks": [{"type": "command", "command": command}]}]
+        # Claude Code ends a hook after a minute, unless it is told otherwise.
+        waiting = {"command": f"{command} --wait {wait_seconds}s", "timeout": wait_seconds + _SPARE_SECONDS}
+        return [{"hooks": [{"type": "command", **waiting}]}]
 
     return (
         (("hooks", "SessionStart"), hook("start")),
-        (("hooks", "Stop"), hook("stop", wait)),
+        (("hooks", "Stop"), hook("stop", wish.wake_seconds)),
     )
 
 
