@@ -10,15 +10,18 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from agentpost.pipeline.codes import DEAD_REASONS, STATES, outbox_of_place, seq_of_place
+from agentpost.pipeline.codes import DEAD_REASONS, KINDS, STATES, outbox_of_place, seq_of_place
 from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.gold.names import located
 from agentpost.pipeline.lifecycle_sql import end_state, is_accepted, is_ended_by_sender, was_asked
 from agentpost.pipeline.params import Params
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.payloads import Kind
 
 __all__ = ["build"]
 
+_NOTED: Final = (KINDS[Kind.TASK_ACCEPT], KINDS[Kind.TASK_UPDATE])
+_REPORTS: Final = (KINDS[Kind.TASK_COMPLETE], KINDS[Kind.TASK_FAILED])
 _ANSWER_PLACES: Final = ("accept_place", "last_accept_place", "outcome_place", "last_outcome_place", "reply_place")
 _ANSWERED_BY: Final = ("accepted_by_min", "accepted_by_max", "outcome_by_min", "outcome_by_max")
 
@@ -91,13 +94,20 @@ def _is_double() -> Column:
 
 
 def _is_unaccepted(first_outcome: Column) -> Column:
-    """An outcome of a gateway that was asked, without its accept before. A restored disk may have put them apart."""
+    """An outcome of a gateway that was asked, without its accept before. A restored disk may have put them apart.
+
+    What a gateway itself closes as it takes it has one ACK, the outcome: acceptances and updates of tasks, and moves
+    that a task does not allow.
+    """
     accepted = sf.col("accept_place")
     has_accepted = sf.col("accepts").isNotNull() & is_accepted()
     is_same = outbox_of_place(accepted) == outbox_of_place(first_outcome)
     came_before = sf.when(is_same, accepted < first_outcome).otherwise(sf.lit(True))
+    is_refused = sf.col("kind").isin(*_REPORTS) & (sf.coalesce("failures", sf.lit(0)) > 0)
+    is_closed_at_once = sf.col("kind").isin(*_NOTED) | is_refused
     return (
         first_outcome.isNotNull()
+        & ~is_closed_at_once
         & was_asked(sf.col("outcome_by_max"))
         & ~sf.coalesce(has_accepted & came_before, sf.lit(False))
     )
