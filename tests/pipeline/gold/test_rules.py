@@ -20,7 +20,7 @@ def done(story: Story, number: int) -> None:
 
 @pytest.mark.req("OBS-7")
 def test_what_keeps_the_rules_is_not_reported(spark: "SparkSession") -> None:
-    """Resends, fan-out, replies and an unread event of a gateway that is away break nothing."""
+    """Resends, fan-out, replies, an event of a gateway that is away, and what a gateway closes itself break nothing."""
     story = Story()
     done(story, 1)
     story.send(2)
@@ -28,6 +28,10 @@ def test_what_keeps_the_rules_is_not_reported(spark: "SparkSession") -> None:
     story.ack(2, "accepted", at_us=START_US + 30 * SECOND)
     story.reply(2, at_us=START_US + 40 * SECOND)
     story.send(3, to="c", at_us=START_US)  # c never wrote a word: it is away
+    story.send(4)["kind"] = "task_update"
+    story.ack(4, "processed", at_us=START_US + SECOND)
+    story.send(5)["kind"] = "task_complete"
+    story.ack(5, "failed_terminal", at_us=START_US + SECOND)
     found = tables(spark, story.rows, now_us=NOW_US)
     assert findings_of(found["integrity"]) == set()
     assert findings_of(found["observed"]) == set()
