@@ -13,11 +13,13 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.payloads import Priority
 from agentpost.store.values import LedgerState
 
-__all__ = ["add_mail_tools"]
+__all__ = ["add_mail_tools", "lines_of"]
 
 _MOST_BODIES: Final = 10
 _MOST_LINES: Final = 50
 _SUBJECT: Final = 120
+# Who floods an inbox does not make its owner's tools slow: the oldest so many are looked at.
+_MOST_LOOKED_AT: Final = 1_000
 
 
 class Digest(TypedDict):
@@ -113,7 +115,7 @@ def add_mail_tools(server: MCPServer, client: Client) -> None:
         """
         if len(event_ids) > _MOST_BODIES:
             raise Refusal(Code.INVALID_FIELD, f"at most {_MOST_BODIES} bodies at once", field="event_ids")
-        lines = [line async for line in client.inbox(only_open=only_open)]
+        lines = await lines_of(client, only_open=only_open)
         bodies = [await _body(client, event_id, max_characters) for event_id in event_ids]
         shown = [] if event_ids else [_digest(line) for line in lines[-limit:]]
         return Messages(
@@ -223,6 +225,15 @@ def add_mail_tools(server: MCPServer, client: Client) -> None:
 
     # The decorators have them; without this they look unused.
     _ = (read_messages, send_message, mark_read, dead_letters, resend)
+
+
+async def lines_of(client: Client, *, only_open: bool) -> list[InboxLine]:
+    lines: list[InboxLine] = []
+    async for line in client.inbox(only_open=only_open):
+        lines.append(line)
+        if len(lines) == _MOST_LOOKED_AT:
+            break
+    return lines
 
 
 async def _body(client: Client, event_id: str, most: int) -> Body:

@@ -6,6 +6,7 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from agentpost.edges.mcp.mail import lines_of
 from agentpost.edges.mcp.telling import CHANGES, LOOKS, REMOVES, said, told
 from agentpost.edges.operator_client import path_of
 from agentpost.edges.sdk.client import Client
@@ -42,7 +43,7 @@ def add_mesh_tools(server: MCPServer, client: Client) -> None:
     async def status() -> Status:
         """Who you are, which agents and gateways there are, who is online, and whether something waits for you."""
         gateway = await client.status()
-        waiting = [line async for line in client.inbox(only_open=True)]
+        waiting = await lines_of(client, only_open=True)
         return Status(
             agent=client.agent,
             node=gateway["nodeId"],
