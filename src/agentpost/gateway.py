@@ -247,6 +247,7 @@ class Gateway:
             archive=self.settings.home / "legacy.yjs",
         )
         self._office.sweeper.reviews = self._commons.triggers
+        self._office.sweeper.promises = self._commons.contracts
         self._office.coordination.policy_problems = self._commons.delegation.problems
         self.use_links(self._engine.links)
         if self.settings.lake is not None:

@@ -20,6 +20,7 @@ from tests.faults.disk import Disk, Keep
 from tests.faults.referee import HALF, LOST, Referee, check_told
 from tests.faults.scenarios import SCENARIOS, Scenario, play
 from tests.faults.sessions import SESSIONS
+from tests.faults.taskmoves import TASKS
 
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 OUTCOMES = [(Keep.NOTHING, 0), (Keep.EVERYTHING, 0), *((Keep.TORN, seed) for seed in range(ROUNDS))]
@@ -75,6 +76,12 @@ async def test_a_power_cut_at_any_point_loses_nothing_and_leaves_nothing_half_do
 async def test_a_power_cut_leaves_all_of_an_exchange_or_nothing(tmp_path: Path) -> None:
     """An invite is used up with the session it opens, a token is spent with its successor; the audit tells of both."""
     assert await problems_after_power_cuts(SESSIONS, tmp_path) == {}
+
+
+@pytest.mark.req("TASK-5", "TASK-8")
+async def test_a_power_cut_leaves_a_task_as_its_events_say(tmp_path: Path) -> None:
+    """A task and its events, a claim and its ACK, a question and the incident that remembers it: both or neither."""
+    assert await problems_after_power_cuts(TASKS, tmp_path) == {}
 
 
 @pytest.mark.req("PIPE-3")

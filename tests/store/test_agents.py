@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from agentpost.protocol.errors import Code
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LocalAgent
-from agentpost.testing import START_MS
-from tests.store.building import open_sqlite, refused
+from agentpost.testing import START_MS, a_message
+from tests.store.building import NODE, open_sqlite, refused
 
 ADA = LocalAgent(agent_id="ada", runtime="command", options={"argv": ["claude", "-p"]}, created_at_ms=START_MS)
 EVE = LocalAgent(agent_id="eve", runtime="pull", created_at_ms=START_MS + 1)
@@ -84,6 +84,16 @@ async def test_incidents_are_read_in_pages(store: Store) -> None:
     assert [each.id for each in store.incidents(after_id=1, limit=2)] == [3, 4]
     assert [each.id for each in store.incidents(open_only=False, after_id=1, limit=2)] == [2, 3]
     assert store.incidents(after_id=5) == []
+
+
+async def test_an_incident_is_raised_with_what_is_said_about_it(store: Store) -> None:
+    """An event and the incident that remembers it are one transaction: if the event is refused, nothing is raised."""
+    await store.append([a_message(1, source_node_id=NODE)], incidents=[an_incident()])
+    with refused(Code.FOREIGN_SOURCE):
+        await store.append([a_message(2, source_node_id="somebody")], incidents=[an_incident("node-c")])
+    await store.append([a_message(3, source_node_id=NODE)], incidents=[an_incident(at_ms=START_MS + 9)])
+    assert store.incidents() == [replace(an_incident(), id=1)]
+    assert store.head().seq == 2
 
 
 async def test_agents_and_incidents_are_there_after_a_restart(home: Path) -> None:

@@ -41,8 +41,16 @@ class Contracts(Protocol):
         """Refuse what a task of these capabilities cannot begin with."""
         ...
 
+    def check_eta(self, record: TaskRecord, eta_seconds: float) -> None:
+        """Refuse an ETA that is further off than the executor of its capability promises (CAP-7)."""
+        ...
+
     async def check_output(self, record: TaskRecord, value: Any) -> None:
         """Refuse what a task of its capability cannot end with. A mismatch is a review trigger (CAP-6)."""
+        ...
+
+    async def look_at_failure(self, record: TaskRecord, failure_class: str, error_summary: str) -> None:
+        """See whether the executor has declared such a failure (CAP-7). Refuses nothing: the end is always told."""
         ...
 
 
@@ -52,7 +60,13 @@ class NoContracts:
     def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
         pass
 
+    def check_eta(self, record: TaskRecord, eta_seconds: float) -> None:
+        pass
+
     async def check_output(self, record: TaskRecord, value: Any) -> None:
+        pass
+
+    async def look_at_failure(self, record: TaskRecord, failure_class: str, error_summary: str) -> None:
         pass
 
 
@@ -88,6 +102,7 @@ class TaskMoves:
             eta_at = self.eta_at(eta_seconds or 0, field="etaSeconds")
         elif parse_ms(eta_at, field="etaAt") <= now_ms:
             raise Refusal(Code.INVALID_FIELD, f"etaAt {eta_at} has passed already", field="etaAt")
+        self.contracts.check_eta(record, (parse_ms(eta_at, field="etaAt") - now_ms) / 1000)
         event = TaskAcceptEvent(
             **self._head(record, agent_id),
             payload=TaskAccept(task_id=record.task_id, accepted_by_agent_id=agent_id, eta_at=eta_at),
@@ -154,6 +169,7 @@ class TaskMoves:
     async def fail(self, record: TaskRecord, agent_id: str, *, failure_class: str, error_summary: str) -> Move:
         """The other end (TASK-4): a word that programs sort by, and a sentence for people."""
         self._check_worker(record, agent_id)
+        await self.contracts.look_at_failure(record, failure_class, error_summary)
         event = TaskFailedEvent(
             **self._head(record, agent_id),
             payload=TaskFailed(

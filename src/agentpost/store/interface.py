@@ -67,11 +67,12 @@ class Store(ExternalStore, Protocol):
         deliveries: Sequence[Delivery] = (),
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
+        incidents: Sequence[Incident] = (),
     ) -> Awaitable[Appended]:
         """Give the events the next places in the outbox, with the deliveries they start and the changes they make.
 
         Each event also becomes the next one in the stream of every gateway that its `to_nodes` name. The notes are kept
-        in the same transaction.
+        and the incidents raised in the same transaction.
         """
         ...
 

@@ -31,6 +31,7 @@ from agentpost.store.values import (
     Head,
     Inbound,
     InboxPosition,
+    Incident,
     LedgerEntry,
     LedgerState,
     Note,
@@ -98,6 +99,7 @@ class MemoryStore(MemoryTasks):
         deliveries: Sequence[Delivery] = (),
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
+        incidents: Sequence[Incident] = (),
     ) -> Appended:
         self._check_open()
         self._check_notes(notes)
@@ -111,6 +113,8 @@ class MemoryStore(MemoryTasks):
         self._write(events, stored, places, {**added, **moved})
         self._keep_book(book)
         self._keep_notes(notes)
+        for incident in incidents:
+            self._raise(incident)
         return Appended(first_seq=first_seq, last_seq=self.head().seq)
 
     def _stored(self, events: Sequence[Event]) -> tuple[list[StoredEvent], dict[EventId, int]]:

@@ -46,6 +46,9 @@ class MemoryAgents(MemoryJoining):
 
     async def raise_incident(self, incident: Incident) -> bool:
         self._check_open()
+        return self._raise(incident)
+
+    def _raise(self, incident: Incident) -> bool:
         if self._open_incident(incident.kind, incident.subject) is not None:
             return False
         new_id = len(self._incidents) + 1

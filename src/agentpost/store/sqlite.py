@@ -158,10 +158,11 @@ class SqliteStore(SqliteExternal):
         deliveries: Sequence[Delivery] = (),
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
+        incidents: Sequence[Incident] = (),
     ) -> "asyncio.Future[Appended]":
-        if not changes and not notes:
+        if not changes and not notes and not incidents:
             return self._writer.append(events, deliveries)
-        return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes, notes))
+        return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents))
 
     def head(self) -> Head:
         return outbox.head(self._reader())
@@ -586,6 +587,7 @@ def _append_and_change(
     new: Sequence[Delivery],
     changes: Sequence[Change],
     changed_notes: Sequence[Note],
+    raised: Sequence[Incident],
 ) -> Appended:
     appended = tx.append(events, new)
     places = {event.event_id: seq for seq, event in enumerate(events, appended.first_seq)}
@@ -593,6 +595,8 @@ def _append_and_change(
     if orphans:
         raise orphan_refused(orphans[0])
     notes.put_notes(tx, changed_notes)
+    for incident in raised:
+        incidents.raise_incident(tx, incident)
     return appended
 
 

@@ -29,12 +29,24 @@ from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import Incident
 from agentpost.work.notices import Notices
 from agentpost.work.settings import WorkSettings
-from agentpost.work.sweeping import Finding, Problem, Step, backups_for, find_problem, next_step
+from agentpost.work.sweeping import Finding, Problem, Promise, Step, backups_for, find_problem, next_step
 from agentpost.work.tasks import Tasks
 
-__all__ = ["LOOP_OPEN", "TASK_LATE", "TASK_STUCK", "NoReviews", "ReviewSink", "SweepReport", "Sweeper"]
+__all__ = [
+    "LOOP_OPEN",
+    "TASK_LATE",
+    "TASK_QUIET",
+    "TASK_STUCK",
+    "NoPromises",
+    "NoReviews",
+    "Promises",
+    "ReviewSink",
+    "SweepReport",
+    "Sweeper",
+]
 
 TASK_LATE: Final = "task_late"  # somebody was asked about it
+TASK_QUIET: Final = "task_quiet"  # its worker does not say how it goes as often as it has promised
 TASK_STUCK: Final = "task_needs_action"  # nothing that the mesh can do has helped
 LOOP_OPEN: Final = "loop_open"  # the end of a task lies unread
 _PAGE: Final = 500
@@ -56,6 +68,19 @@ class NoReviews:
 
     async def raise_late(self, record: TaskRecord) -> None:
         pass
+
+
+class Promises(Protocol):
+    """What the executors of capabilities have promised (CAP-7)."""
+
+    def of(self, record: TaskRecord) -> Promise: ...
+
+
+class NoPromises:
+    """For a gateway without capabilities."""
+
+    def of(self, record: TaskRecord) -> Promise:
+        return Promise()
 
 
 class SweepReport(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,15 +110,16 @@ class Sweeper:
         self._settings = settings
         self._notices = Notices(engine)
         self.reviews: ReviewSink = NoReviews()
+        self.promises: Promises = NoPromises()
 
     async def sweep(self, turn: int, state: CoordinationState) -> SweepReport:
         """Look at every task of this gateway's agents that is not over, and do what is due."""
         checked, findings = await self._look()
-        known = self.open_incidents(TASK_LATE)
+        known = {kind: self.open_incidents(kind) for kind in (TASK_LATE, TASK_QUIET, TASK_STUCK)}
         steps: list[tuple[Finding, Step]] = []
         room, now_ms = self._engine.room.snapshot(), self._engine.clock.now_ms()
         for finding in findings:
-            asked = known.get(finding.record.task_id)
+            asked = known[_kind(finding)].get(finding.record.task_id)
             step = next_step(
                 finding,
                 asked_at_ms=None if asked is None else asked.at_ms,
@@ -102,18 +128,16 @@ class Sweeper:
                 settings=self._settings,
             )
             steps.append((finding, step))
-        await self._close_what_is_well({finding.record.task_id for finding in findings}, known)
+        await self._close_what_is_well(findings, known)
         reassigned = [finding for finding, step in steps if step is Step.REASSIGN]
         moved = [finding for finding in reassigned if await self._reassign(finding, state)]
         stuck = [finding for finding, step in steps if step is Step.ESCALATE]
         late = [finding for finding, step in steps if step is Step.ASK]
-        await self._raise(TASK_LATE, late)
-        news = await self._raise(TASK_STUCK, stuck)
         for finding in late:
             if finding.problem in _REVIEWED and finding.record.capability_id is not None:
                 await self.reviews.raise_late(finding.record)
         loops = await self._open_loops(now_ms)
-        messages = await self._tell(late, news)
+        messages = await self._tell(late, [each for each in stuck if each.record.task_id not in known[TASK_STUCK]])
         return SweepReport(
             node_id=self._store.node_id,
             turn=turn,
@@ -145,7 +169,13 @@ class Sweeper:
                 if record.requester_node_id != self._store.node_id:
                     continue
                 checked += 1
-                finding = find_problem(record, now_ms=now_ms, silent_since_ms=silent_since_ms, settings=self._settings)
+                finding = find_problem(
+                    record,
+                    promise=self.promises.of(record),
+                    now_ms=now_ms,
+                    silent_since_ms=silent_since_ms,
+                    settings=self._settings,
+                )
                 if finding is not None:
                     findings.append(finding)
             if len(page) < _TASKS_AT_ONCE:
@@ -163,32 +193,27 @@ class Sweeper:
             found |= {incident.subject: incident for incident in page if incident.kind == kind}
         return found
 
-    async def _close_what_is_well(self, late: set[str], known: dict[str, Incident]) -> None:
+    async def _close_what_is_well(self, findings: Sequence[Finding], known: dict[str, dict[str, Incident]]) -> None:
         at_ms = self._engine.clock.now_ms()
-        stuck = self.open_incidents(TASK_STUCK)
+        still = {(_kind(finding), finding.record.task_id) for finding in findings}
+        still |= {(TASK_STUCK, finding.record.task_id) for finding in findings}
         await asyncio.gather(
-            *(self._store.close_incident(TASK_LATE, task_id, at_ms=at_ms) for task_id in known if task_id not in late),
-            *(self._store.close_incident(TASK_STUCK, task_id, at_ms=at_ms) for task_id in stuck if task_id not in late),
-        )
-
-    async def _raise(self, kind: str, findings: Sequence[Finding]) -> list[Finding]:
-        """Raise an incident for each; gives those that are new. All of them share a commit or two."""
-        at_ms = self._engine.clock.now_ms()
-        raised = await asyncio.gather(
             *(
-                self._store.raise_incident(
-                    Incident(
-                        kind=kind,
-                        subject=finding.record.task_id,
-                        at_ms=at_ms,
-                        corr_id=finding.record.corr_id,
-                        detail={"problem": finding.problem.value, "agentId": finding.asks, "sinceMs": finding.since_ms},
-                    )
-                )
-                for finding in findings
+                self._store.close_incident(kind, task_id, at_ms=at_ms)
+                for kind, incidents in known.items()
+                for task_id in incidents
+                if (kind, task_id) not in still
             )
         )
-        return [finding for finding, is_new in zip(findings, raised, strict=True) if is_new]
+
+    def _incident(self, kind: str, finding: Finding) -> Incident:
+        return Incident(
+            kind=kind,
+            subject=finding.record.task_id,
+            at_ms=self._engine.clock.now_ms(),
+            corr_id=finding.record.corr_id,
+            detail={"problem": finding.problem.value, "agentId": finding.asks, "sinceMs": finding.since_ms},
+        )
 
     async def _reassign(self, finding: Finding, state: CoordinationState) -> bool:
         room = self._engine.room.snapshot()
@@ -223,7 +248,10 @@ class Sweeper:
         return loops
 
     async def _tell(self, late: Sequence[Finding], stuck: Sequence[Finding]) -> int:
-        """Ask each worker once for all its late tasks, tell each requester once what is stuck, within the budget."""
+        """Ask each worker once for all its late tasks, tell each requester once what is stuck, within the budget.
+
+        The incidents that remember it are raised in the same transaction: nobody is asked twice, or not at all.
+        """
         said: list[tuple[Finding, Content, str]] = []
         for agent_id, findings in _by(late, lambda finding: finding.asks).items():
             said.append((findings[0], _question(findings), agent_id))
@@ -238,11 +266,17 @@ class Sweeper:
         made = [self._notices.make(to, content, corr_id=about.record.corr_id) for about, content, to in said]
         events: list[Event] = [each[0] for each in made if each is not None]
         deliveries: list[Delivery] = [each[1] for each in made if each is not None]
-        if events:
-            await self._store.append(events, deliveries=deliveries)
+        incidents = [self._incident(_kind(finding), finding) for finding in late]
+        incidents += [self._incident(TASK_STUCK, finding) for finding in stuck]
+        if events or incidents:
+            await self._store.append(events, deliveries=deliveries, incidents=incidents)
             self._engine.wakeups.outbox_grew()
             self._engine.wakeups.timer_set()
         return len(events)
+
+
+def _kind(finding: Finding) -> str:
+    return TASK_QUIET if finding.problem is Problem.MISSED_CADENCE else TASK_LATE
 
 
 def _by(findings: Sequence[Finding], key: "Key") -> dict[str, list[Finding]]:

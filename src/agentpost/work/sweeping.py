@@ -2,6 +2,8 @@
 
 nobody has claimed it, the ETA or the deadline is missed, its worker is silent or gone
     → ask once; if that does not help, give it to the backup, once; if that does not help either, call a person
+its worker does not say how it goes as often as its capability promises (CAP-7)
+    → ask; the ETA decides about the rest
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.tasks import TaskState
 from agentpost.work.settings import WorkSettings
 
-__all__ = ["Finding", "Problem", "Step", "backups_for", "find_problem", "next_step"]
+__all__ = ["Finding", "Problem", "Promise", "Step", "backups_for", "find_problem", "next_step"]
 
 
 class Problem(StrEnum):
@@ -22,6 +24,7 @@ class Problem(StrEnum):
     MISSED_ETA = "missed_eta"
     WORKER_GONE = "worker_gone"
     MISSED_CLAIM = "missed_claim"
+    MISSED_CADENCE = "missed_cadence"
     STALE = "stale"
 
 
@@ -45,8 +48,20 @@ class Finding(Struct, frozen=True, kw_only=True):
         return self.record.accepted_by_agent_id or self.record.to_agents[0]
 
 
+class Promise(Struct, frozen=True, kw_only=True):
+    """What the executor of a capability has promised about a task; None where it has not."""
+
+    accept_within_seconds: int | None = None
+    progress_every_seconds: int | None = None
+
+
 def find_problem(
-    record: TaskRecord, *, now_ms: int, silent_since_ms: Callable[[str], int | None], settings: WorkSettings
+    record: TaskRecord,
+    *,
+    promise: Promise,
+    now_ms: int,
+    silent_since_ms: Callable[[str], int | None],
+    settings: WorkSettings,
 ) -> Finding | None:
     """The worst that is wrong with an open task; None if all is well.
 
@@ -60,12 +75,15 @@ def find_problem(
     if record.deadline_at_ms is not None and record.deadline_at_ms + grace_ms <= now_ms:
         return found(Problem.MISSED_DEADLINE, record.deadline_at_ms + grace_ms)
     if record.state is TaskState.CREATED:
-        return found(Problem.MISSED_CLAIM, record.offered_at_ms + settings.claim_sla_seconds * 1000)
+        within_seconds = promise.accept_within_seconds or settings.claim_sla_seconds
+        return found(Problem.MISSED_CLAIM, record.offered_at_ms + within_seconds * 1000)
     if record.eta_at_ms is not None and record.eta_at_ms + grace_ms <= now_ms:
         return found(Problem.MISSED_ETA, record.eta_at_ms + grace_ms)
     silent_ms = silent_since_ms(record.accepted_by_node_id or "")
     if silent_ms is not None and silent_ms + settings.claim_sla_seconds * 1000 <= now_ms:
         return found(Problem.WORKER_GONE, silent_ms + settings.claim_sla_seconds * 1000)
+    if promise.progress_every_seconds is not None:
+        return found(Problem.MISSED_CADENCE, record.updated_at_ms + promise.progress_every_seconds * 1000 + grace_ms)
     return found(Problem.STALE, record.updated_at_ms + settings.stale_after_seconds * 1000)
 
 
@@ -77,7 +95,7 @@ def next_step(
         # Nobody is there to be asked: the claim has lapsed.
         is_lapsed = finding.problem is Problem.WORKER_GONE and has_backup and finding.record.round == 1
         return Step.REASSIGN if is_lapsed else Step.ASK
-    if now_ms < asked_at_ms + settings.reassign_after_seconds * 1000:
+    if finding.problem is Problem.MISSED_CADENCE or now_ms < asked_at_ms + settings.reassign_after_seconds * 1000:
         return Step.WAIT
     # TASK-8: once. What the backup cannot do either is for a person.
     return Step.REASSIGN if has_backup and finding.record.round == 1 else Step.ESCALATE
