@@ -20,7 +20,6 @@ COMMITS: Final = frozenset(
         "complete_blob",
         "engage",
         "mark_read",
-        "note_resent",
         "note_subscriber",
         "postpone",
         "prune_mirror",

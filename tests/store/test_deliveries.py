@@ -6,6 +6,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.store.interface import Store
+from agentpost.store.values import ResentLetter
 from agentpost.testing import START_MS, a_message, an_event_id
 from tests.store.building import a_change, append_messages, deliveries_of, refused, visible
 
@@ -172,3 +173,25 @@ async def test_the_same_delivery_twice_is_refused(store: Store, with_change: boo
 async def test_an_unknown_event_has_no_deliveries(store: Store) -> None:
     """Asking after an event that was never sent gives nothing."""
     assert store.deliveries_of(an_event_id("never sent")) == []
+
+
+@pytest.mark.req("RTY-6")
+async def test_a_dead_letter_is_sent_again_once(store: Store) -> None:
+    """The new event and the note on the letter are one transaction; a second try is refused, and so is a living one."""
+    dead, living = a_message(1), a_message(2)
+    await store.append([dead, living], deliveries=[*deliveries_of(dead, "bob"), *deliveries_of(living, "bob")])
+    await store.append(
+        [], changes=[a_change(dead, DeliverySignal.ACK_TIMEOUT), a_change(dead, DeliverySignal.EXHAUSTED)]
+    )
+    again = a_message(3)
+    letter = ResentLetter(event_id=dead.event_id, to_agent_id="bob", resent_as=again.event_id)
+    await store.append([again], deliveries=deliveries_of(again, "bob"), resends=[letter])
+    (noted,) = store.deliveries_of(dead.event_id)
+    assert (noted.state, noted.answered_by_event_id) == (DeliveryState.DEAD_LETTER, again.event_id)
+    for event, number in ((dead, 4), (living, 5)):
+        once_more = a_message(number)
+        wanted = ResentLetter(event_id=event.event_id, to_agent_id="bob", resent_as=once_more.event_id)
+        with refused(Code.CONFLICT):
+            await store.append([once_more], deliveries=deliveries_of(once_more, "bob"), resends=[wanted])
+        assert store.find_event(once_more.event_id) is None
+    assert store.head().seq == 3

@@ -24,7 +24,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.routing import RouteRequest
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
-from agentpost.store.values import Appended, AuditEntry
+from agentpost.store.values import Appended, AuditEntry, ResentLetter
 from agentpost.world import Clock
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "NotResent",
     "Publishes",
     "Resent",
-    "ResentLetter",
+    "ResentLine",
 ]
 
 _PAGE: Final = 256
@@ -50,7 +50,14 @@ class Opens(Protocol):
 class Publishes(Protocol):
     """As much of the publisher as this needs."""
 
-    async def publish(self, event: Event, *, content: Content, deliveries: Sequence[Delivery] = ()) -> Appended: ...
+    async def publish(
+        self,
+        event: Event,
+        *,
+        content: Content,
+        deliveries: Sequence[Delivery] = (),
+        resends: Sequence[ResentLetter] = (),
+    ) -> Appended: ...
 
 
 class Filter(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -96,7 +103,7 @@ class DeadLetterView(Struct, frozen=True, kw_only=True, rename="camel", omit_def
     problem: str | None = None
 
 
-class ResentLetter(Struct, frozen=True, kw_only=True, rename="camel"):
+class ResentLine(Struct, frozen=True, kw_only=True, rename="camel"):
     event_id: EventId
     to_agents: tuple[str, ...]
     resent_as: EventId
@@ -111,7 +118,7 @@ class NotResent(Struct, frozen=True, kw_only=True, rename="camel"):
 class Resent(Struct, frozen=True, kw_only=True, rename="camel"):
     """What was sent again, and what could not be: that one stays a dead letter."""
 
-    resent: tuple[ResentLetter, ...]
+    resent: tuple[ResentLine, ...]
     refused: tuple[NotResent, ...] = ()
 
 
@@ -177,7 +184,7 @@ class DeadLetters:
         for letter in self._dead(which):
             if letter.answered_by_event_id is None:
                 by_event.setdefault(letter.event_id, []).append(letter)
-        resent: list[ResentLetter] = []
+        resent: list[ResentLine] = []
         refused: list[NotResent] = []
         for event_id, letters in by_event.items():
             to_agents = tuple(letter.to_agent_id for letter in letters)
@@ -187,13 +194,11 @@ class DeadLetters:
                 refused.append(NotResent(event_id=event_id, to_agents=to_agents, reason=refusal.message))
                 continue
             sent = [letter for letter in letters if letter.to_agent_id in reached]
-            # Noted afterwards: a crash in between leaves a letter that could be sent twice, never one that is lost.
-            await self._store.note_resent([(event_id, letter.to_agent_id, new_id) for letter in sent])
             await self._record(
                 [self._entry("deadletters.resend", actor, letter, detail={"resentAs": new_id}) for letter in sent]
             )
             sent_to = tuple(letter.to_agent_id for letter in sent)
-            resent.append(ResentLetter(event_id=event_id, to_agents=sent_to, resent_as=new_id))
+            resent.append(ResentLine(event_id=event_id, to_agents=sent_to, resent_as=new_id))
             if missed := tuple(agent_id for agent_id in to_agents if agent_id not in reached):
                 refused.append(NotResent(event_id=event_id, to_agents=missed, reason="no gateway hosts the agent"))
         return Resent(resent=tuple(resent), refused=tuple(refused))
@@ -226,7 +231,12 @@ class DeadLetters:
         deliveries = reached.deliveries(
             again, due_at_ms=ack_due_at_ms(again, now_ms=now_ms, policy=self._policy), now_ms=now_ms
         )
-        await self._publisher.publish(again, content=content, deliveries=deliveries)
+        # Noted in the same transaction: whatever happens, and whoever else has the same idea, it is sent again once.
+        resends = [
+            ResentLetter(event_id=event_id, to_agent_id=to_agent_id, resent_as=again.event_id)
+            for to_agent_id in reached.to_agents
+        ]
+        await self._publisher.publish(again, content=content, deliveries=deliveries, resends=resends)
         return again.event_id, frozenset(reached.to_agents)
 
     def _renewed(self, event: Event, placement: Placement, now_ms: int) -> Event:

@@ -30,7 +30,7 @@ from agentpost.protocol.routing import Rejected, RouteRequest
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.blobs import SealedBlob
 from agentpost.store.interface import Store
-from agentpost.store.values import Appended, Incident, NamedPayload, Note
+from agentpost.store.values import Appended, Incident, NamedPayload, Note, ResentLetter
 from agentpost.world import Clock, IdMaker
 
 __all__ = ["MAX_INLINE_BYTES", "NO_ROUTE", "Publisher", "Receipt", "RecipientReceipt", "SendRequest"]
@@ -191,13 +191,14 @@ class Publisher:
         also: Sequence[Event] = (),
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
+        resends: Sequence[ResentLetter] = (),
     ) -> Appended:
         """Seal the content for the event's `to_nodes` and append all of it at once. The event stands at `first_seq`.
 
         For any kind of event. `also` are events that follow it in the same transaction and are finished already.
         """
         event = await self.seal_into(event, content)
-        return await self._append((event, *also), deliveries, changes, notes)
+        return await self._append((event, *also), deliveries, changes, notes, resends)
 
     async def _append(
         self,
@@ -205,9 +206,12 @@ class Publisher:
         deliveries: Sequence[Delivery],
         changes: Sequence[Change],
         notes: Sequence[Note],
+        resends: Sequence[ResentLetter] = (),
     ) -> Appended:
         try:
-            appended = await self._store.append(events, deliveries=deliveries, changes=changes, notes=notes)
+            appended = await self._store.append(
+                events, deliveries=deliveries, changes=changes, notes=notes, resends=resends
+            )
         except Refusal:
             for event in events:
                 await self._drop_blob_of(event)

@@ -7,8 +7,9 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
-from agentpost.store.rules import move_deliveries
+from agentpost.store.rules import move_deliveries, not_resendable
 from agentpost.store.transaction import Transaction
+from agentpost.store.values import ResentLetter
 
 __all__ = [
     "apply_changes",
@@ -102,13 +103,13 @@ def reschedule(tx: Transaction, pairs_due: Sequence[tuple[EventId, str, int]]) -
     tx.database.run_many(SQL.reschedule, [(due_at_ms, event_id, agent) for event_id, agent, due_at_ms in pairs_due])
 
 
-def note_resent(tx: Transaction, resent: Sequence[tuple[EventId, str, EventId]]) -> int:
+def note_resent(tx: Transaction, resends: Sequence[ResentLetter]) -> None:
     tx.flush()
-    before = tx.database.changed_rows()
-    tx.database.run_many(
-        SQL.note_resent, [(new_event_id, event_id, to_agent_id) for event_id, to_agent_id, new_event_id in resent]
-    )
-    return tx.database.changed_rows() - before
+    for letter in resends:
+        before = tx.database.changed_rows()
+        tx.database.run(SQL.note_resent, (letter.resent_as, letter.event_id, letter.to_agent_id))
+        if tx.database.changed_rows() == before:
+            raise not_resendable(letter)
 
 
 def purge(tx: Transaction, pairs: Sequence[tuple[EventId, str]]) -> int:

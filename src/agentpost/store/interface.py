@@ -36,6 +36,7 @@ from agentpost.store.values import (
     Note,
     OutboxSlice,
     QuarantineEntry,
+    ResentLetter,
     Settlement,
     StoredEvent,
     StreamSlice,
@@ -68,11 +69,13 @@ class Store(ExternalStore, Protocol):
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
         incidents: Sequence[Incident] = (),
+        resends: Sequence[ResentLetter] = (),
     ) -> Awaitable[Appended]:
         """Give the events the next places in the outbox, with the deliveries they start and the changes they make.
 
         Each event also becomes the next one in the stream of every gateway that its `to_nodes` name. The notes are kept
-        and the incidents raised in the same transaction.
+        and the incidents raised in the same transaction. `resends` are dead letters that the events replace: if one of
+        them is none any more, or was sent again already, all of it is refused with `conflict`.
         """
         ...
 
@@ -132,10 +135,6 @@ class Store(ExternalStore, Protocol):
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> Awaitable[None]:
         """Move the timers of deliveries that have not ended; no attempt is spent by that. Others stay as they are."""
-        ...
-
-    def note_resent(self, resent: Sequence[tuple[EventId, str, EventId]]) -> Awaitable[int]:
-        """Note on dead letters as which new event they were sent again (RTY-7). Gives how many there were."""
         ...
 
     def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> Awaitable[int]:

@@ -37,6 +37,7 @@ from agentpost.store.values import (
     Note,
     OutboxSlice,
     QuarantineEntry,
+    ResentLetter,
     Settlement,
     StoredEvent,
     StreamEvent,
@@ -100,6 +101,7 @@ class MemoryStore(MemoryTasks):
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
         incidents: Sequence[Incident] = (),
+        resends: Sequence[ResentLetter] = (),
     ) -> Appended:
         self._check_open()
         self._check_notes(notes)
@@ -109,8 +111,9 @@ class MemoryStore(MemoryTasks):
         if orphans:
             raise rules.orphan_refused(orphans[0])
         book = self._folded(events, stored)
+        resent = self._resent(resends)
         first_seq = self.head().seq + 1
-        self._write(events, stored, places, {**added, **moved})
+        self._write(events, stored, places, {**added, **moved, **resent})
         self._keep_book(book)
         self._keep_notes(notes)
         for incident in incidents:

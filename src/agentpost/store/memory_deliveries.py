@@ -11,6 +11,7 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_mirrors import MemoryMirrors
+from agentpost.store.values import ResentLetter
 
 __all__ = ["MemoryDeliveries", "Pair"]
 
@@ -88,15 +89,16 @@ class MemoryDeliveries(MemoryMirrors):
             if found is not None and found.state not in DELIVERY.terminal:
                 self._deliveries[event_id, to_agent_id] = replace(found, due_at_ms=due_at_ms)
 
-    async def note_resent(self, resent: Sequence[tuple[EventId, str, EventId]]) -> int:
-        self._check_open()
-        count = 0
-        for event_id, to_agent_id, new_event_id in resent:
-            letter = self._deliveries.get((event_id, to_agent_id))
-            if letter is not None and letter.state is DeliveryState.DEAD_LETTER:
-                self._deliveries[event_id, to_agent_id] = replace(letter, answered_by_event_id=new_event_id)
-                count += 1
-        return count
+    def _resent(self, resends: Sequence[ResentLetter]) -> dict[Pair, Delivery]:
+        """The letters as they are once they were sent again; refused if one of them cannot be."""
+        changed: dict[Pair, Delivery] = {}
+        for letter in resends:
+            pair = (letter.event_id, letter.to_agent_id)
+            found = changed.get(pair) or self._deliveries.get(pair)
+            if found is None or found.state is not DeliveryState.DEAD_LETTER or found.answered_by_event_id is not None:
+                raise rules.not_resendable(letter)
+            changed[pair] = replace(found, answered_by_event_id=letter.resent_as)
+        return changed
 
     async def purge_deliveries(self, pairs: Sequence[Pair]) -> int:
         self._check_open()

@@ -32,6 +32,7 @@ from agentpost.store.values import (
     MirrorEvent,
     MirrorPosition,
     Note,
+    ResentLetter,
     Subscriber,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "move_deliveries",
     "never_accepted",
     "options_as_json",
+    "not_resendable",
     "orphan_refused",
     "outbox_watermark",
     "pinned",
@@ -153,6 +155,14 @@ def move_deliveries(
 def orphan_refused(change: Change) -> Refusal:
     """The answer to an append that changes a delivery which does not exist."""
     return Refusal(Code.NOT_FOUND, f"there is no delivery of {change.event_id} to {change.to_agent_id}")
+
+
+def not_resendable(letter: ResentLetter) -> Refusal:
+    """The answer to an append that sends something again which was sent again already."""
+    return Refusal(
+        Code.CONFLICT,
+        f"{letter.event_id} to {letter.to_agent_id} is no dead letter, or was sent again already",
+    )
 
 
 def check_acceptance(batch: Acceptance, cursor: Cursor | None) -> None:

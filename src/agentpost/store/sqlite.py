@@ -68,6 +68,7 @@ from agentpost.store.values import (
     Note,
     OutboxSlice,
     QuarantineEntry,
+    ResentLetter,
     Settlement,
     StoredEvent,
     StreamSlice,
@@ -159,10 +160,13 @@ class SqliteStore(SqliteExternal):
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
         incidents: Sequence[Incident] = (),
+        resends: Sequence[ResentLetter] = (),
     ) -> "asyncio.Future[Appended]":
-        if not changes and not notes and not incidents:
+        if not (changes or notes or incidents or resends):
             return self._writer.append(events, deliveries)
-        return self._writer.submit(lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents))
+        return self._writer.submit(
+            lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents, resends)
+        )
 
     def head(self) -> Head:
         return outbox.head(self._reader())
@@ -235,9 +239,6 @@ class SqliteStore(SqliteExternal):
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due))
-
-    def note_resent(self, resent: Sequence[tuple[EventId, str, EventId]]) -> "asyncio.Future[int]":
-        return self._writer.submit(lambda tx: deliveries.note_resent(tx, resent))
 
     def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: deliveries.purge(tx, pairs))
@@ -588,12 +589,14 @@ def _append_and_change(
     changes: Sequence[Change],
     changed_notes: Sequence[Note],
     raised: Sequence[Incident],
+    resends: Sequence[ResentLetter],
 ) -> Appended:
     appended = tx.append(events, new)
     places = {event.event_id: seq for seq, event in enumerate(events, appended.first_seq)}
     orphans = deliveries.apply_changes(tx, changes, places)
     if orphans:
         raise orphan_refused(orphans[0])
+    deliveries.note_resent(tx, resends)
     notes.put_notes(tx, changed_notes)
     for incident in raised:
         incidents.raise_incident(tx, incident)

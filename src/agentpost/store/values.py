@@ -209,6 +209,14 @@ class BacklogItem(Struct, frozen=True, kw_only=True):
     raw: bytes
 
 
+class ResentLetter(Struct, frozen=True, kw_only=True):
+    """A dead letter that is sent again as another event."""
+
+    event_id: EventId
+    to_agent_id: str
+    resent_as: EventId
+
+
 class Settlement(Struct, frozen=True, kw_only=True):
     """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries.
 

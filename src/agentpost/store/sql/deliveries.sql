@@ -51,7 +51,7 @@ WHERE event_id = ? AND to_agent_id = ? AND state IN ('Emitted', 'RetryPending', 
 
 -- name: note_resent
 UPDATE deliveries SET answered_by_event_id = ?
-WHERE event_id = ? AND to_agent_id = ? AND state = 'DeadLetter'
+WHERE event_id = ? AND to_agent_id = ? AND state = 'DeadLetter' AND answered_by_event_id IS NULL
 
 -- name: purge_delivery
 DELETE FROM deliveries
