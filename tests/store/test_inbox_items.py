@@ -111,6 +111,8 @@ async def test_what_never_came_cannot_be_read(filled: Store) -> None:
 async def test_the_backlog_is_counted(filled: Store) -> None:
     """What is not settled counts, be it with the agent or waiting."""
     assert [filled.backlog_size(agent) for agent in ("ada", "eve", "nobody")] == [5, 1, 0]
+    await filled.mark_read(THIRD.event_id, "ada", at_ms=START_MS)
+    assert [filled.backlog_size(agent, unread_only=True) for agent in ("ada", "eve", "nobody")] == [4, 1, 0]
     await filled.engage(THIRD.event_id, "eve", at_ms=START_MS)
     assert filled.backlog_size("eve") == 1
     await filled.settle(a_settlement(THIRD, agent="eve"))

@@ -89,16 +89,28 @@ class Mailroom:
         limit: int = 50,
         only_open: bool = False,
         corr_id: str | None = None,
+        newest_first: bool = False,
     ) -> list[InboxLine]:
-        """What came for an agent, oldest first; all of it, or what belongs to one conversation."""
+        """What came for an agent, oldest first or newest first; all of it, or what belongs to one conversation.
+
+        `after_inbox_seq` is where the page before ended, in the order asked for; 0 for the first page.
+        """
         self._expect_agent(agent_id)
         if corr_id is not None:
-            found = (item for item in self._store.inbox_by_corr(corr_id) if item.entry.to_agent_id == agent_id)
-            after = (item for item in found if item.entry.inbox_seq > after_inbox_seq)
-            wanted = (item for item in after if not only_open or item.entry.state is not LedgerState.SETTLED)
+            found = [item for item in self._store.inbox_by_corr(corr_id) if item.entry.to_agent_id == agent_id]
+            if newest_first:
+                before = after_inbox_seq or found[-1].entry.inbox_seq + 1 if found else 0
+                page = (item for item in reversed(found) if item.entry.inbox_seq < before)
+            else:
+                page = (item for item in found if item.entry.inbox_seq > after_inbox_seq)
+            wanted = (item for item in page if not only_open or item.entry.state is not LedgerState.SETTLED)
             return [self._line(item) for item in islice(wanted, limit)]
         items = self._store.inbox_items(
-            agent_id, after_inbox_seq=after_inbox_seq, limit=limit, include_settled=not only_open
+            agent_id,
+            after_inbox_seq=after_inbox_seq,
+            limit=limit,
+            include_settled=not only_open,
+            newest_first=newest_first,
         )
         return [self._line(item) for item in items]
 

@@ -294,8 +294,8 @@ def mark_read(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) 
     return entry.read_at_ms is None
 
 
-def backlog_size(database: Database, to_agent_id: str) -> int:
-    return database.value(SQL.backlog_size, (to_agent_id,))
+def backlog_size(database: Database, to_agent_id: str, *, unread_only: bool) -> int:
+    return database.value(SQL.unread_size if unread_only else SQL.backlog_size, (to_agent_id,))
 
 
 def next_backlog_due_at_ms(database: Database, to_agent_id: str) -> int | None:

@@ -173,8 +173,8 @@ class Store(ExternalStore, Protocol):
         """What the agent has not settled, oldest first (RTY-5)."""
         ...
 
-    def backlog_size(self, to_agent_id: str) -> int:
-        """How many events the agent has not settled."""
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
+        """How many events the agent has not settled; or, of these, how many it has not looked at."""
         ...
 
     def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:

@@ -407,9 +407,10 @@ class MemoryStore(MemoryTasks):
         self._ledger[event_id, to_agent_id] = replace(entry, read_at_ms=at_ms)
         return True
 
-    def backlog_size(self, to_agent_id: str) -> int:
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
         self._check_open()
-        return sum(1 for pair in self._open if pair[1] == to_agent_id)
+        found = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
+        return sum(1 for entry in found if not unread_only or entry.read_at_ms is None)
 
     def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
         self._check_open()

@@ -263,8 +263,8 @@ class SqliteStore(SqliteExternal):
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
 
-    def backlog_size(self, to_agent_id: str) -> int:
-        return inbox.backlog_size(self._reader(), to_agent_id)
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
+        return inbox.backlog_size(self._reader(), to_agent_id, unread_only=unread_only)
 
     def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
         return inbox.next_backlog_due_at_ms(self._reader(), to_agent_id)

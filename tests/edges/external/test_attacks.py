@@ -380,9 +380,9 @@ def test_the_inbox_of_another_agent_does_not_exist(gate: Door) -> None:
     eventually(lambda: len(bob.ask("ansible_read_messages")["messages"]) == 1)
     event_id = sent["eventId"]
     for operation, args in (
-        ("ansible_read_messages", {"eventId": event_id}),
-        ("ansible_mark_read", {"eventId": event_id}),
-        ("ansible_mark_read", {"eventId": event_id, "settle": "processed"}),
+        ("ansible_read_messages", {"eventIds": [event_id]}),
+        ("ansible_mark_read", {"eventIds": [event_id]}),
+        ("ansible_mark_read", {"eventIds": [event_id], "settle": "processed"}),
         ("ansible_send_message", {"replyTo": event_id, "body": "I am bob"}),
         ("ansible_status", {"eventId": event_id}),
     ):

@@ -194,8 +194,8 @@ NASTY = [
 def test_an_id_is_data_wherever_it_stands(gate: Door, codex: AgentClient, nasty: str) -> None:
     """Paths, SQL, control characters, half characters, in every field that takes an id: refused in plain words."""
     for operation, args in (
-        ("ansible_read_messages", {"eventId": nasty}),
-        ("ansible_mark_read", {"eventId": nasty}),
+        ("ansible_read_messages", {"eventIds": [nasty]}),
+        ("ansible_mark_read", {"eventIds": [nasty]}),
         ("ansible_send_message", {"replyTo": nasty}),
         ("ansible_send_message", {"toAgents": [nasty], "body": "x"}),
         ("ansible_send_message", {"toAgents": ["codex"], "body": "x", "corrId": nasty}),

@@ -33,18 +33,18 @@ def test_two_agents_outside_talk_to_each_other(door: Door, algorithm: str) -> No
     (line,) = inbox(claude)
     assert (line["fromAgentId"], line["subject"], line["corrId"]) == ("codex", "review", sent["corrId"])
     assert "body" not in str(line)
-    whole = claude.ask("ansible_read_messages", eventId=line["eventId"])["message"]
+    whole = claude.ask("ansible_read_messages", eventIds=[line["eventId"]])["bodies"][0]
     assert whole["content"]["body"] == "Can you review this?"
     # Reading never consumes.
     assert len(inbox(claude)) == 1
-    assert claude.ask("ansible_mark_read", eventId=line["eventId"])["isRead"]
+    assert claude.ask("ansible_mark_read", eventIds=[line["eventId"]])["eventIds"]
     (claimed,) = claude.ask("ansible_read_messages", claim=True)["claimed"]
     assert claimed["eventId"] == line["eventId"]
     answer = claude.ask("ansible_send_message", replyTo=line["eventId"], body="It is fine.")
     assert answer["settled"]
     assert inbox(claude) == []
     eventually(lambda: len(inbox(codex)) == 1)
-    reply = codex.ask("ansible_read_messages", eventId=inbox(codex)[0]["eventId"])["message"]
+    reply = codex.ask("ansible_read_messages", eventIds=[inbox(codex)[0]["eventId"]])["bodies"][0]
     assert reply["content"]["body"] == "It is fine."
     (delivery,) = codex.ask("ansible_status", eventId=sent["eventId"])["deliveries"]
     assert (delivery["toAgentId"], delivery["state"]) == ("claude", "Replied")
@@ -59,17 +59,17 @@ def test_mail_that_is_claimed_can_be_settled_without_an_answer(door: Door) -> No
     claimed = claude.ask("ansible_read_messages", claim=True, limit=3)["claimed"]
     assert sorted(each["eventId"] for each in claimed) == sorted(sent)
     for event_id, how in zip(sent, ("processed", "failed", "retry"), strict=True):
-        assert claude.ask("ansible_mark_read", eventId=event_id, settle=how, error="no such file")["settled"]
+        assert claude.ask("ansible_mark_read", eventIds=[event_id], settle=how, error="no such file")["settled"]
     eventually(lambda: _state(codex, sent[0]) == "Processed")
     assert [line["eventId"] for line in inbox(claude)] == [sent[2]]
     assert claude.ask("ansible_status")["waiting"] == 1
     # What was only read can be done with, but not fail.
     last = send(codex, "claude", "for your information")["eventId"]
     eventually(lambda: len(inbox(claude)) == 2)
-    refused = claude.invoke("ansible_mark_read", {"eventId": last, "settle": "failed", "error": "x"})
+    refused = claude.invoke("ansible_mark_read", {"eventIds": [last], "settle": "failed", "error": "x"})
     assert code_of(refused) == (409, "invalid_transition")
-    assert claude.ask("ansible_mark_read", eventId=last, settle="processed")["settled"]
-    assert not claude.ask("ansible_mark_read", eventId=last, settle="processed")["settled"]
+    assert claude.ask("ansible_mark_read", eventIds=[last], settle="processed")["settled"]
+    assert not claude.ask("ansible_mark_read", eventIds=[last], settle="processed")["settled"]
     eventually(lambda: _state(codex, last) == "Processed")
 
 
@@ -186,9 +186,9 @@ def test_a_context_token_stays_within_one_conversation(door: Door) -> None:
 
     lines = within("ansible_read_messages").json()["result"]["messages"]
     assert [line["eventId"] for line in lines] == [mine["eventId"]]
-    assert within("ansible_read_messages", eventId=mine["eventId"]).status_code == 200
-    assert code_of(within("ansible_read_messages", eventId=other["eventId"])) == (404, "not_found")
-    assert code_of(within("ansible_mark_read", eventId=other["eventId"])) == (404, "not_found")
+    assert within("ansible_read_messages", eventIds=[mine["eventId"]]).status_code == 200
+    assert code_of(within("ansible_read_messages", eventIds=[other["eventId"]])) == (404, "not_found")
+    assert code_of(within("ansible_mark_read", eventIds=[other["eventId"]])) == (404, "not_found")
     assert code_of(within("ansible_send_message", replyTo=other["eventId"], body="x")) == (404, "not_found")
     assert code_of(within("ansible_read_messages", claim=True)) == (400, "invalid_field")
     assert code_of(within("ansible_read_messages", other["corrId"])) == (403, "scope_denied")

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from agentpost.auth.external.scopes import SCOPES
-from agentpost.edges.operations import OPERATIONS
+from agentpost.auth.external.scopes import OPERATION_SCOPES, SCOPES
 from agentpost.edges.runtimes import make_runtime
 from agentpost.protocol.errors import MEANINGS, Code
 from agentpost.testing import FakeClock
@@ -33,7 +32,7 @@ def test_the_client_of_the_page_works(tmp_path: Path) -> None:
         codex.invoke("ansible_send_message", toAgents=["claude"], body="Are you there?")
         (message,) = claude.invoke("ansible_read_messages", claim=True, waitSeconds=60)["claimed"]
         assert message["content"]["body"] == "Are you there?"
-        assert claude.invoke("ansible_mark_read", eventId=message["eventId"], settle="processed")["settled"]
+        assert claude.invoke("ansible_mark_read", eventIds=[message["eventId"]], settle="processed")["settled"]
         before = codex.session["refreshToken"]
         codex.server_nonce = "an old one"
         codex.refresh()
@@ -45,7 +44,7 @@ def test_the_client_of_the_page_works(tmp_path: Path) -> None:
 
 def test_the_page_names_every_operation_scope_and_refusal() -> None:
     """What is served is in the tables, with the status that each code has."""
-    assert [name for name in OPERATIONS if f"`{name}`" not in PAGE] == []
+    assert [name for name in OPERATION_SCOPES if f"`{name}`" not in PAGE] == []
     assert [scope for scope in SCOPES if f"`{scope}`" not in PAGE] == []
     for code in (
         Code.INVALID_INVITE,

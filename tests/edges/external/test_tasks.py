@@ -26,7 +26,7 @@ def delegate(client: AgentClient, **more: Any) -> str:
 
 
 def task(client: AgentClient, task_id: str) -> dict[str, Any]:
-    return client.ask("ansible_status", taskId=task_id)["task"]
+    return client.ask("ansible_list_tasks", taskId=task_id)["task"]
 
 
 @pytest.mark.req("EXT-2", "TASK-2", "TASK-3", "TASK-4")
@@ -34,7 +34,7 @@ def test_a_task_between_two_agents_outside(agents: tuple[AgentClient, ...]) -> N
     """Delegated, claimed with an ETA, reported on, completed; the requester sees each step, and who asks no more."""
     architect, builder, _ = agents
     task_id = delegate(architect, description="with care", input={"branch": "main"})
-    eventually(lambda: any(line["task"]["taskId"] == task_id for line in builder.ask("ansible_status")["tasks"]))
+    eventually(lambda: any(line["taskId"] == task_id for line in builder.ask("ansible_list_tasks")["tasks"]))
     claimed = builder.ask("ansible_claim_task", taskId=task_id, etaSeconds=600, planSummary="make")
     assert claimed["verdict"] == "won"
     assert builder.ask("ansible_update_task", taskId=task_id, progress=50, note="half")["state"] == "in_progress"
@@ -43,7 +43,7 @@ def test_a_task_between_two_agents_outside(agents: tuple[AgentClient, ...]) -> N
     seen = task(architect, task_id)
     assert [step["kind"] for step in seen["steps"]] == ["task_create", "task_accept", "task_update", "task_complete"]
     assert seen["steps"][-1]["content"]["resultSummary"] == "built"
-    assert all(line["task"]["taskId"] != task_id for line in architect.ask("ansible_status")["tasks"])
+    assert all(line["taskId"] != task_id for line in architect.ask("ansible_list_tasks")["tasks"])
     assert code_of(builder.invoke("ansible_complete_task", {"taskId": task_id, "resultSummary": "x"})) in (
         (409, "invalid_transition"),
         (409, "conflict"),
@@ -66,14 +66,14 @@ def test_the_task_of_others_does_not_exist(agents: tuple[AgentClient, ...]) -> N
     architect, builder, mallory = agents
     task_id = delegate(architect)
     for operation, args in (
-        ("ansible_status", {"taskId": task_id}),
+        ("ansible_list_tasks", {"taskId": task_id}),
         ("ansible_claim_task", {"taskId": task_id, "etaSeconds": 60}),
         ("ansible_update_task", {"taskId": task_id, "progress": 99}),
         ("ansible_complete_task", {"taskId": task_id, "resultSummary": "mine"}),
         ("ansible_fail_task", {"taskId": task_id, "errorSummary": "mine"}),
     ):
         assert code_of(mallory.invoke(operation, args)) == (404, "not_found")
-    assert mallory.ask("ansible_status")["tasks"] == []
+    assert mallory.ask("ansible_list_tasks")["tasks"] == []
     # Who asked for it does not do it, and who does it not before the claim.
     assert architect.invoke("ansible_claim_task", {"taskId": task_id, "etaSeconds": 60}).status_code == 403
     assert code_of(builder.invoke("ansible_complete_task", {"taskId": task_id, "resultSummary": "x"}))[0] == 409
@@ -93,7 +93,7 @@ def test_the_task_of_others_does_not_exist(agents: tuple[AgentClient, ...]) -> N
         ("ansible_update_task", {"taskId": "tsk_x"}),
         ("ansible_complete_task", {"taskId": "tsk_x", "resultSummary": "x"}),
         ("ansible_fail_task", {"taskId": "tsk_x", "errorSummary": "x"}),
-        ("ansible_status", {"taskId": "tsk_x"}),
+        ("ansible_list_tasks", {"taskId": "tsk_x"}),
     ],
 )
 def test_each_move_needs_its_scope(gate: Door, operation: str, args: dict[str, Any]) -> None:
@@ -115,6 +115,6 @@ def test_a_context_token_sees_the_task_of_its_conversation_only(agents: tuple[Ag
     def within(operation: str, **args: Any) -> Any:
         return builder.invoke(operation, args, token=granted["contextToken"])
 
-    assert [line["task"]["taskId"] for line in within("ansible_status").json()["result"]["tasks"]] == [mine]
+    assert [line["taskId"] for line in within("ansible_list_tasks").json()["result"]["tasks"]] == [mine]
     assert code_of(within("ansible_claim_task", taskId=other, etaSeconds=60)) == (404, "not_found")
     assert within("ansible_claim_task", taskId=mine, etaSeconds=60).status_code == 200

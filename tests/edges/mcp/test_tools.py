@@ -70,46 +70,48 @@ async def test_two_models_write_to_each_other(gateway: RunningGateway, mode: str
     async with tools_of("claude", gateway, mode=mode) as claude, tools_of("codex", gateway, mode=mode) as codex:
         assert {tool.name for tool in (await claude.list_tools()).tools} >= OPS_1
         me = await call(claude, "ansible_status")
-        assert (me["agent"], me["node"], {each["agent"] for each in me["agents"]}) == (
+        assert (me["agentId"], me["nodeId"], {each["agentId"] for each in me["agents"]}) == (
             "claude",
             "vps-jane",
             {"claude", "codex"},
         )
-        sent = await call(claude, "ansible_send_message", to=["codex"], subject="Review", body=INJECTION)
-        assert sent["recipients"][0]["online"]
+        sent = await call(claude, "ansible_send_message", toAgents=["codex"], subject="Review", body=INJECTION)
+        assert sent["recipients"][0]["isOnline"]
         async with Client("codex", home=gateway.home) as waiting:
             await waiting.fetch(wait_seconds=60)
         digest = await call(codex, "ansible_read_messages")
-        (line,) = digest["digest"]
-        assert (line["event_id"], line["sender"], line["subject"]) == (sent["event_id"], "claude@vps-jane", "Review")
+        (line,) = digest["messages"]
+        assert (line["eventId"], line["fromAgentId"], line["subject"]) == (sent["eventId"], "claude", "Review")
+        assert (digest["open"], digest["unread"]) == (1, 1)
         assert "SYSTEM" not in json.dumps(digest)
-        read = await call(codex, "ansible_read_messages", event_ids=[sent["event_id"]], max_characters=100)
+        read = await call(codex, "ansible_read_messages", eventIds=[sent["eventId"]], maxCharacters=100)
         (body,) = read["bodies"]
-        assert (body["body"], body["sender"], body["characters_left_out"]) == (INJECTION, "claude@vps-jane", 0)
+        assert (body["content"]["body"], body["line"]["fromNodeId"]) == (INJECTION, "vps-jane")
         assert "never instructions" in read["notice"]
-        answered = await call(codex, "ansible_send_message", to=["claude"], body="No.", reply_to=sent["event_id"])
-        assert "settled" in answered["outcome"]
+        assert (read["open"], read["unread"]) == (1, 0)
+        answered = await call(codex, "ansible_send_message", replyTo=sent["eventId"], body="No.")
+        assert answered["settled"]
         assert (await call(codex, "ansible_read_messages"))["open"] == 0
         async with Client("claude", home=gateway.home) as client:
-            assert (await client.ended(sent["event_id"], timeout_seconds=60)).deliveries[0].answer == "No."
+            assert (await client.ended(sent["eventId"], timeout_seconds=60)).deliveries[0].answer == "No."
 
 
 @pytest.mark.req("OPS-1", "TASK-7")
 async def test_a_task_between_two_models(gateway: RunningGateway) -> None:
     """Delegated, claimed with an ETA, reported on and completed; the one who asked sees all of it."""
     async with tools_of("claude", gateway) as claude, tools_of("codex", gateway) as codex:
-        task = await call(claude, "ansible_delegate_task", title="Build", to=["codex"], task_input={"branch": "main"})
+        task = await call(claude, "ansible_delegate_task", title="Build", toAgents=["codex"], input={"branch": "main"})
         async with Client("codex", home=gateway.home) as waiting:
             await waiting.fetch(wait_seconds=60)
-        task_id = task["task_id"]
-        moved = await call(codex, "ansible_claim_task", task_id=task_id, eta_seconds=60)
+        task_id = task["taskId"]
+        moved = await call(codex, "ansible_claim_task", taskId=task_id, etaSeconds=60)
         assert (moved["state"], moved["verdict"]) == ("accepted", "won")
-        await call(codex, "ansible_update_task", task_id=task_id, progress=40, note="it compiles")
-        await call(codex, "ansible_complete_task", task_id=task_id, result_summary="built", output={"ok": True})
+        await call(codex, "ansible_update_task", taskId=task_id, progress=40, note="it compiles")
+        await call(codex, "ansible_complete_task", taskId=task_id, resultSummary="built", output={"ok": True})
         async with Client("claude", home=gateway.home) as client:
             await client.tasks.ended(task_id, timeout_seconds=60)
-        (line,) = (await call(claude, "ansible_list_tasks", only_open=False))["tasks"]
-        assert (line["task_id"], line["state"], line["accepted_by"]) == (task_id, "completed", "codex")
+        (line,) = (await call(claude, "ansible_list_tasks", onlyOpen=False))["tasks"]
+        assert (line["taskId"], line["state"], line["acceptedByAgentId"]) == (task_id, "completed", "codex")
 
 
 @pytest.mark.req("OPS-1")
@@ -117,17 +119,19 @@ async def test_a_refusal_tells_the_model_what_to_do(gateway: RunningGateway) -> 
     """An unknown recipient, task or message is an error with its code and a hint, and changes nothing."""
     async with tools_of("claude", gateway) as claude:
         for tool, arguments, code in (
-            ("ansible_send_message", {"to": ["nobody"], "body": "hi"}, "invalid_targets"),
-            ("ansible_claim_task", {"task_id": "tsk_01ARZ3NDEKTSV4RRFFQ69G5FAV", "eta_seconds": 5}, "not_found"),
-            ("ansible_read_messages", {"event_ids": ["../../etc/passwd"]}, "not_found"),
-            ("ansible_delegate_task", {"title": "x", "capabilities": ["cap.none"]}, "no_route"),
+            ("ansible_send_message", {"toAgents": ["nobody"], "body": "hi"}, "invalid_targets"),
+            ("ansible_claim_task", {"taskId": "tsk_01ARZ3NDEKTSV4RRFFQ69G5FAV", "etaSeconds": 5}, "not_found"),
+            ("ansible_read_messages", {"eventIds": ["../../etc/passwd"]}, "not_found"),
+            ("ansible_delegate_task", {"title": "x", "requiredCapabilities": ["cap.none"]}, "no_route"),
+            ("ansible_send_message", {"to": ["codex"], "body": "hi"}, "invalid_field"),
+            ("ansible_delete_everything", {}, "scope_denied"),
         ):
             result = await claude.call_tool(tool, arguments)
             (said,) = result.content
             assert result.is_error
-            assert f": {code}: " in said.text  # pyright: ignore[reportAttributeAccessIssue]
+            assert said.text.startswith(f"{code}: ")  # pyright: ignore[reportAttributeAccessIssue]
             assert "What to do: " in said.text  # pyright: ignore[reportAttributeAccessIssue]
-        assert (await call(claude, "ansible_dead_letters"))["dead_letters"] == []
+        assert (await call(claude, "ansible_dead_letters"))["deadLetters"] == []
 
 
 async def test_resources_the_prompt_and_what_tools_do_to_the_world(gateway: RunningGateway) -> None:

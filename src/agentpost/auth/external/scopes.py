@@ -5,7 +5,15 @@ from typing import Final
 
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["OPERATION_SCOPES", "SCOPES", "STATUS_READ", "TASK_READ", "check_scopes", "require_scope"]
+__all__ = [
+    "MESSAGE_READ",
+    "OPERATION_SCOPES",
+    "SCOPES",
+    "STATUS_READ",
+    "check_scopes",
+    "operations_of",
+    "require_scope",
+]
 
 MESSAGE_READ: Final = "ansible.message.read"
 MESSAGE_SEND: Final = "ansible.message.send"
@@ -31,10 +39,11 @@ SCOPES: Final = (
 # The tools of OPS-1 that an agent outside may ever call, each with the scopes of which it needs one. Those that change
 # the mesh are not here, and so denied.
 OPERATION_SCOPES: Final[dict[str, tuple[str, ...]]] = {
-    "ansible_status": (STATUS_READ, TASK_READ),
+    "ansible_status": (STATUS_READ,),
     "ansible_read_messages": (MESSAGE_READ,),
     "ansible_mark_read": (MESSAGE_READ,),
     "ansible_send_message": (MESSAGE_SEND,),
+    "ansible_list_tasks": (TASK_READ,),
     "ansible_delegate_task": (TASK_CREATE,),
     "ansible_claim_task": (TASK_CLAIM,),
     "ansible_update_task": (TASK_UPDATE,),
@@ -57,6 +66,11 @@ def check_scopes(asked: Iterable[str], *, within: Iterable[str] = SCOPES) -> tup
     if not wanted:
         raise Refusal(Code.INVALID_FIELD, "scopes must name at least one scope", field="scopes")
     return tuple(scope for scope in SCOPES if scope in wanted)
+
+
+def operations_of(granted: Collection[str]) -> tuple[str, ...]:
+    """The operations that these scopes open."""
+    return tuple(name for name, needed in OPERATION_SCOPES.items() if any(scope in granted for scope in needed))
 
 
 def require_scope(operation: str, granted: Collection[str]) -> str:

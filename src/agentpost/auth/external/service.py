@@ -5,6 +5,8 @@ A step that cannot be written down does not happen: the caller gets the store's 
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from agentpost.auth.external import audit
 from agentpost.auth.external.admission import Admission, Admitted, ForeignKey
 from agentpost.auth.external.audit import Attempt
@@ -150,11 +152,25 @@ class ExternalAgents:
 
     async def admit(self, call: Call, *, operation: str, context_id: str | None = None) -> Admitted:
         """Who calls, if he may do this now. The use is in the audit log once this returns."""
+        known = await self.recognise(call, operation=operation)
+        return await self.allow(known, operation=operation, context_id=context_id)
+
+    async def recognise(self, call: Call, *, operation: str) -> Admitted:
+        """Who calls, whatever it is that he wants. What he may do is still to be asked: `allow`."""
         attempt = Attempt(operation=operation, address=call.address)
         try:
-            admitted = self._admission.permit(await self._authenticate(call, attempt), context_id=context_id)
+            return await self._authenticate(call, attempt)
         except Refusal as refusal:
             await self._call_refused(refusal, attempt, call)
+            raise
+
+    async def allow(self, known: Admitted, *, operation: str, context_id: str | None = None) -> Admitted:
+        """The same, if this operation is one of his. The use is in the audit log once this returns."""
+        attempt = replace(known.attempt, operation=operation)
+        try:
+            admitted = self._admission.permit(replace(known, attempt=attempt), context_id=context_id)
+        except Refusal as refusal:
+            await self._refused(refusal, attempt, self._limits, [])
             raise
         await self._record(audit.invoked(attempt, at_ms=self._clock.now_ms()))
         return admitted

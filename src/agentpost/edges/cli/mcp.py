@@ -32,7 +32,8 @@ def mcp(
         raise Refusal(
             Code.UNAVAILABLE, "the MCP SDK is not installed", hint="Install it with: pip install 'agentpost[mcp]'"
         )
-    from agentpost.edges.mcp.server import make_server
+    from agentpost.edges.mcp.posts import LocalPost
+    from agentpost.edges.mcp.server import serve_stdio
     from agentpost.edges.sdk.client import Client
 
     quiet_libraries()
@@ -40,6 +41,6 @@ def mcp(
     async def serve() -> None:
         async with Client(agent, home=home_of(None, home=home)) as client:
             await client.register()
-            await make_server(client).run_stdio_async()
+            await serve_stdio(LocalPost(client.calls, client.agent))
 
     asyncio.run(serve())

@@ -11,8 +11,8 @@ from msgspec import Struct
 from agentpost.delivery.agents import shown_options
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
+from agentpost.edges.operations.status import KnownAgent, known_agents
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.routing import is_live
 from agentpost.protocol.snapshot import Failover
 from agentpost.store.values import LocalAgent
 
@@ -35,15 +35,6 @@ class AgentView(Struct, frozen=True, kw_only=True, rename="camel"):
     options: dict[str, Any]
     is_paused: bool
     waiting: int
-
-
-class KnownAgent(Struct, frozen=True, kw_only=True, rename="camel"):
-    """An agent of the mesh, wherever it lives."""
-
-    agent_id: str
-    node_id: str | None
-    status: str
-    is_online: bool
 
 
 class StandIns(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -115,17 +106,7 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @get("/ansible/directory", sync_to_thread=False, summary="The agents of the mesh", tags=["agents"])
     def directory() -> list[KnownAgent]:
-        room, now_ms = engine.room.snapshot(), engine.clock.now_ms()
-        return [
-            KnownAgent(
-                agent_id=agent_id,
-                node_id=agent.owner_node_id,
-                status=agent.status.value,
-                is_online=agent.owner_node_id == engine.store.node_id
-                or is_live(room.nodes.get(agent.owner_node_id or ""), now_ms),
-            )
-            for agent_id, agent in sorted(room.agents.items())
-        ]
+        return known_agents(engine)
 
     @post("/ansible/agents/{agent_id:str}/fetch", status_code=200, summary="Fetch mail", tags=["pull"])
     async def fetch(agent_id: str, data: Annotated[Fetch, Body()]) -> list[Engagement]:

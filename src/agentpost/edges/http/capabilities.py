@@ -9,6 +9,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
 from msgspec import Struct
 
+from agentpost.edges.operations import Desk
+from agentpost.edges.operations import mesh as operations
+from agentpost.edges.operations.mesh import Unpublished
 from agentpost.gateway import Gateway
 from agentpost.work.capabilities.catalog import CapabilityDetail, CapabilityHealth, CapabilityLine
 from agentpost.work.skills.folder import list_skills
@@ -43,9 +46,7 @@ def capability_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
     @post("/ansible/capabilities", status_code=201, summary="Publish a capability", tags=["capabilities"])
     async def publish(data: Annotated[dict[str, Any], Body()]) -> CapabilityDetail:
         """Check the declaration, sign its manifest and publish it; the version before is retired (CAP-1 to CAP-3)."""
-        page = await commons.desk.publish(data)
-        await commons.look()
-        return commons.catalog.show(page.capability_id)
+        return await operations.publish(Desk.of(gateway), data)
 
     @delete(
         "/ansible/capabilities/{capability_id:str}",
@@ -53,10 +54,9 @@ def capability_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         summary="Unpublish a capability",
         tags=["capabilities"],
     )
-    async def unpublish(capability_id: str) -> dict[str, str]:
+    async def unpublish(capability_id: str) -> Unpublished:
         """From now on nobody is given it; only its owner's gateway may."""
-        page = await commons.desk.unpublish(capability_id)
-        return {"unpublished": page.capability_id, "version": page.version}
+        return await operations.unpublish(Desk.of(gateway), capability_id)
 
     @post(
         "/ansible/capabilities/{capability_id:str}/distribute",

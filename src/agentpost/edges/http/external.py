@@ -3,6 +3,7 @@
 The token is in `Authorization: DPoP …` and the proof in `DPoP`; neither is ever read from a URL (AUTH-9).
 """
 
+import asyncio
 import ipaddress
 from typing import Annotated, Any, Final
 
@@ -12,6 +13,7 @@ from litestar.params import Body
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from msgspec import Struct
 
+from agentpost.auth.external.admission import Admitted
 from agentpost.auth.external.proofs import url_key
 from agentpost.auth.external.wire import (
     Call,
@@ -23,14 +25,15 @@ from agentpost.auth.external.wire import (
     RevokeRequest,
     SessionGrant,
 )
-from agentpost.edges.operations import Caller, Desk, run_operation
+from agentpost.edges.operations import Caller, Desk, Done, run_operation
 from agentpost.gateway import Gateway
-from agentpost.protocol.errors import Refusal
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import SessionId
 
-__all__ = ["AgentDoor", "external_routes"]
+__all__ = ["MCP_PATH", "AgentDoor", "call_of", "external_routes", "run_admitted"]
 
 _PATH: Final = "/ansible/agent/"
+MCP_PATH: Final = "/mcp"
 _TAGS: Final = ["agents outside"]
 
 AnyRequest = Request[Any, Any, Any]
@@ -54,47 +57,55 @@ class Revoked(Struct, frozen=True, kw_only=True, rename="camel"):
 def external_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(f"{_PATH}auth/exchange", status_code=200, summary="An invite for a session", tags=_TAGS)
     async def exchange(data: Annotated[ExchangeRequest, Body()], request: AnyRequest) -> SessionGrant:
-        return await gateway.external.exchange(data, await _call(gateway, request))
+        return await gateway.external.exchange(data, await call_of(gateway, request))
 
     @post(f"{_PATH}auth/refresh", status_code=200, summary="New tokens for a session", tags=_TAGS)
     async def refresh(data: Annotated[RefreshRequest, Body()], request: AnyRequest) -> SessionGrant:
-        return await gateway.external.refresh(data, await _call(gateway, request))
+        return await gateway.external.refresh(data, await call_of(gateway, request))
 
     @post(f"{_PATH}invoke", status_code=200, summary="Call an operation", tags=_TAGS)
     async def invoke(data: Annotated[InvokeRequest, Body()], request: AnyRequest) -> InvokeAnswer:
-        external, desk = gateway.external, Desk(gateway.engine, gateway.office.tasks)
-        call = await _call(gateway, request)
-        admitted = await external.admit(call, operation=data.operation, context_id=data.context_id)
-        session = admitted.session
-        with external.calls.within(session.session_id) as ended:
-            caller = Caller(
-                agent_id=session.agent_id,
-                scopes=admitted.scopes,
-                context=admitted.context,
-                ended=ended,
-                # A call does not outlive the token that it came with.
-                wait_seconds=(admitted.claims.expires_at_ms - gateway.clock.now_ms()) / 1000,
-            )
-            try:
-                done = await run_operation(desk, caller, data.operation, data.args)
-            except Refusal as refusal:
-                await external.answered(admitted, refusal=refusal)
-                raise
-        await external.answered(admitted, corr_id=done.corr_id)
-        return InvokeAnswer(
-            operation=data.operation, session_id=session.session_id, result=done.result, corr_id=done.corr_id
-        )
+        call = await call_of(gateway, request)
+        admitted = await gateway.external.admit(call, operation=data.operation, context_id=data.context_id)
+        done = await run_admitted(gateway, admitted, data.operation, data.args)
+        session_id = admitted.session.session_id
+        return InvokeAnswer(operation=data.operation, session_id=session_id, result=done.result, corr_id=done.corr_id)
 
     @post(f"{_PATH}context-token", status_code=200, summary="A token for one conversation", tags=_TAGS)
     async def context_token(data: Annotated[ContextRequest, Body()], request: AnyRequest) -> ContextGrant:
-        return await gateway.external.context_token(data, await _call(gateway, request))
+        return await gateway.external.context_token(data, await call_of(gateway, request))
 
     @post(f"{_PATH}revoke", status_code=200, summary="End one's own sessions", tags=_TAGS)
     async def revoke(data: Annotated[RevokeRequest, Body()], request: AnyRequest) -> Revoked:
-        ended = await gateway.external.revoke_own(data, await _call(gateway, request))
+        ended = await gateway.external.revoke_own(data, await call_of(gateway, request))
         return Revoked(session_ids=ended)
 
     return [exchange, refresh, invoke, context_token, revoke]
+
+
+async def run_admitted(gateway: Gateway, admitted: Admitted, operation: str, args: dict[str, Any]) -> Done:
+    """Run an operation that an agent outside may call; what came of it is in the audit log."""
+    external, session = gateway.external, admitted.session
+    with external.calls.within(session.session_id) as ended:
+        caller = Caller(
+            agent_id=session.agent_id,
+            scopes=admitted.scopes,
+            context=admitted.context,
+            ended=ended,
+            # A call does not outlive the token that it came with.
+            wait_seconds=(admitted.claims.expires_at_ms - gateway.clock.now_ms()) / 1000,
+        )
+        try:
+            done = await run_operation(Desk.of(gateway), caller, operation, args)
+        except Refusal as refusal:
+            await external.answered(admitted, refusal=refusal)
+            raise
+        except asyncio.CancelledError:
+            gone = external.answered(admitted, refusal=Refusal(Code.UNAVAILABLE, "the caller has gone"))
+            gateway.tasks.spawn(gone, name="audit of a call that was broken off")
+            raise
+    await external.answered(admitted, corr_id=done.corr_id)
+    return done
 
 
 class AgentDoor:
@@ -105,7 +116,7 @@ class AgentDoor:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(_PATH):
+        if scope["type"] != "http" or not scope["path"].startswith((_PATH, MCP_PATH)):
             await self._app(scope, receive, send)
             return
 
@@ -118,7 +129,7 @@ class AgentDoor:
         await self._app(scope, receive, send_with_nonce)
 
 
-async def _call(gateway: Gateway, request: AnyRequest) -> Call:
+async def call_of(gateway: Gateway, request: AnyRequest) -> Call:
     return Call(
         method=request.method,
         urls=_urls(gateway, request),

@@ -15,11 +15,10 @@ from agentpost.delivery.dispatch import Resolution
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
-from agentpost.delivery.publish import Receipt, SendRequest
+from agentpost.delivery.publish import Receipt
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
-from agentpost.edges.operations.mail import expires_at
-from agentpost.protocol.ids import CorrId, EventId
-from agentpost.protocol.payloads import Priority
+from agentpost.edges.operations.mail import Outgoing, request_of
+from agentpost.protocol.ids import EventId
 
 __all__ = ["mail_routes"]
 
@@ -32,19 +31,8 @@ WaitSeconds = Annotated[
 After = Annotated[int, Parameter(ge=0, description="Only what came after this inbox seq.")]
 
 
-class NewMessage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A message to send. Say who it is for with `toAgents`, or with `requiredCapabilities`."""
-
+class NewMessage(Outgoing, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     from_agent_id: str
-    to_agents: tuple[str, ...] = ()
-    required_capabilities: tuple[str, ...] = ()
-    subject: str | None = None
-    body: str | None = None
-    context: Any = None
-    priority: Priority = Priority.NORMAL
-    expects_reply: bool = False
-    ttl_seconds: int | None = None
-    corr_id: str | None = None
 
 
 class NewReply(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -63,18 +51,7 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     @post("/ansible/messages", status_code=202, summary="Send a message", tags=["mail"])
     async def send(data: Annotated[NewMessage, Body()]) -> Receipt:
         """Answered once the message is durable here. It says who it goes to, and who of them is away."""
-        return await engine.publisher.send(
-            SendRequest(
-                source_agent_id=data.from_agent_id,
-                to_agents=data.to_agents,
-                required_capabilities=data.required_capabilities,
-                content=Content(subject=data.subject, body=data.body, context=data.context),
-                priority=data.priority,
-                expects_reply=data.expects_reply,
-                expires_at=expires_at(engine, data.ttl_seconds),
-                corr_id=None if data.corr_id is None else CorrId(data.corr_id),
-            )
-        )
+        return await engine.publisher.send(request_of(engine, data.from_agent_id, data))
 
     @get("/ansible/agents/{agent_id:str}/inbox", summary="List an inbox", tags=["mail"])
     async def inbox(

@@ -19,6 +19,7 @@ from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
 from agentpost.edges.http.migration import migration_routes
+from agentpost.edges.http.operations import operation_routes
 from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
 from agentpost.edges.http.reviews import review_routes
@@ -134,6 +135,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *mail_routes(gateway.engine),
             *mailbox_routes(gateway.mailbox),
             *agent_routes(gateway.engine),
+            *operation_routes(gateway),
             *task_routes(gateway),
             *coordination_routes(gateway),
             *record_routes(gateway.engine, more_metrics=lambda: lake_metrics(gateway)),

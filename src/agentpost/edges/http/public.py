@@ -11,6 +11,7 @@ from agentpost import __version__
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.external import AgentDoor, external_routes
 from agentpost.edges.http.joining import joining_routes
+from agentpost.edges.http.mcp import mcp_routes
 from agentpost.edges.http.room_gate import RoomGate
 from agentpost.gateway import Gateway, Phase
 
@@ -40,7 +41,7 @@ def public_app(gateway: Gateway) -> ASGIApp:
         )
 
     app = Litestar(
-        route_handlers=[live, ready, *joining_routes(gateway), *external_routes(gateway)],
+        route_handlers=[live, ready, *joining_routes(gateway), *external_routes(gateway), *mcp_routes(gateway)],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=_MAX_BODY_BYTES,
         openapi_config=_OPENAPI,

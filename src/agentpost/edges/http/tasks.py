@@ -4,13 +4,15 @@ Served on the operator's socket: whoever can open that owns the home.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from litestar import get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body, Parameter
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from agentpost.edges.operations.tasks import Claim, Complete, Fail, Update
 from agentpost.gateway import Gateway
 from agentpost.store.values import TasksRebuilt
 from agentpost.work.context import ContextBlock
@@ -25,44 +27,20 @@ Limit = Annotated[int, Parameter(ge=1, le=_MOST_LINES, description="How many at 
 Before = Annotated[str, Parameter(description="The last task id of the page before.")]
 
 
-class ClaimTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Who accepts, and when it will be done: one of `etaSeconds` and `etaAt`."""
-
+class ClaimTask(Claim, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     agent_id: str
-    eta_seconds: int | None = None
-    eta_at: str | None = None
-    plan_summary: str | None = None
 
 
-class UpdateTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """How it goes. `revisedEtaSeconds` counts from now."""
-
+class UpdateTask(Update, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     agent_id: str
-    status: str = "in_progress"
-    progress: int | None = None
-    revised_eta_at: str | None = None
-    revised_eta_seconds: int | None = None
-    note: str | None = None
-    notify: bool = False
 
 
-class CompleteTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """How it ended. `installedVersion` and `installedAt` are for tasks that distribute a skill."""
-
+class CompleteTask(Complete, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     agent_id: str
-    result_summary: str
-    output: Any = None
-    result_ref: str | None = None
-    installed_version: str | None = None
-    installed_at: str | None = None
 
 
-class FailTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Why it ended: a word that programs sort by, and a sentence for people."""
-
+class FailTask(Fail, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     agent_id: str
-    error_summary: str
-    failure_class: str = "failed"
 
 
 class Rebuild(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -101,47 +79,22 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
     @post("/ansible/tasks/{task_id:str}/claim", status_code=200, summary="Claim a task", tags=["tasks"])
     async def claim(task_id: str, data: Annotated[ClaimTask, Body()]) -> Moved:
         """Accept it, with an ETA. While the verdict is `pending` the work must not begin."""
-        return await gateway.office.tasks.claim(
-            task_id,
-            data.agent_id,
-            eta_seconds=data.eta_seconds,
-            eta_at=data.eta_at,
-            plan_summary=data.plan_summary,
-        )
+        return await gateway.office.tasks.claim(task_id, **asdict(data))
 
     @post("/ansible/tasks/{task_id:str}/update", status_code=200, summary="Report progress", tags=["tasks"])
     async def update(task_id: str, data: Annotated[UpdateTask, Body()]) -> Moved:
         """How it goes, and when it will be done if that has changed. Only who accepted it may."""
-        return await gateway.office.tasks.update(
-            task_id,
-            data.agent_id,
-            status=data.status,
-            progress=data.progress,
-            revised_eta_at=data.revised_eta_at,
-            revised_eta_seconds=data.revised_eta_seconds,
-            note=data.note,
-            notify=data.notify,
-        )
+        return await gateway.office.tasks.update(task_id, **asdict(data))
 
     @post("/ansible/tasks/{task_id:str}/complete", status_code=200, summary="Complete a task", tags=["tasks"])
     async def complete(task_id: str, data: Annotated[CompleteTask, Body()]) -> Moved:
         """The requester always hears of it. Output that breaks the contract of the capability is refused."""
-        return await gateway.office.tasks.complete(
-            task_id,
-            data.agent_id,
-            result_summary=data.result_summary,
-            output=data.output,
-            result_ref=data.result_ref,
-            installed_version=data.installed_version,
-            installed_at=data.installed_at,
-        )
+        return await gateway.office.tasks.complete(task_id, **asdict(data))
 
     @post("/ansible/tasks/{task_id:str}/fail", status_code=200, summary="Fail a task", tags=["tasks"])
     async def fail(task_id: str, data: Annotated[FailTask, Body()]) -> Moved:
         """The requester always hears of it."""
-        return await gateway.office.tasks.fail(
-            task_id, data.agent_id, failure_class=data.failure_class, error_summary=data.error_summary
-        )
+        return await gateway.office.tasks.fail(task_id, **asdict(data))
 
     @post("/ansible/rebuild", status_code=200, summary="Rebuild the tasks from their events", tags=["tasks"])
     async def rebuild(data: Annotated[Rebuild, Body()]) -> TasksRebuilt:

@@ -1,6 +1,7 @@
-"""The post as tools of a model: an MCP server over the gateway of a home.
+"""The post as tools of a model: an MCP server for one agent, over stdin and stdout or over HTTP.
 
-- `server`: the server, put together; resources and the operator's prompt.
-- `mail`, `tasks`, `mesh`: the tools, by what they are about (OPS-1).
-- `telling`: how a refusal is told to a model, and how the words of others are marked.
+- `server`: the server: tools, resources and the operator's prompt.
+- `tools`: the operations of `edges/operations` as tools; how a refusal is told to a model.
+- `posts`: where the calls go: to the gateway of this machine, or to one elsewhere.
+- `session`: the server of an agent outside the mesh, for one HTTP request.
 """

@@ -1,122 +1,227 @@
-"""The mail of one agent: reading, claiming, settling, sending and answering."""
+"""The mail of one agent: reading, claiming, settling, sending and answering. Reading never consumes."""
 
 import asyncio
-from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from agentpost.auth.external.scopes import MESSAGE_READ, STATUS_READ
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.mailroom import InboxLine
+from agentpost.delivery.placing import RecipientReceipt
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.delivery.publish import SendRequest
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
-from agentpost.edges.operations.calling import Caller, Desk, Done, Operation
+from agentpost.delivery.sent import SentTo, sent_message
+from agentpost.edges.operations.calling import NOTICE, Caller, Desk, Done, Effect, Operation, require, unless_ended
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Priority
+from agentpost.protocol.routing import Rejected
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import LedgerState
-from agentpost.tasks import TaskOwner
 
-__all__ = ["MAIL", "expires_at"]
+__all__ = ["MAIL", "Outgoing", "request_of"]
 
 _LONGEST_TTL_SECONDS: Final = 366 * 86_400
 _MOST_LINES: Final = 100
+_MOST_BODIES: Final = 10
+_LONGEST_SUBJECT: Final = 120
+# More than a conversation ever has; only to count it.
+_ALL: Final = 100_000
+
+EventIds = Annotated[tuple[str, ...], Meta(max_length=_MOST_BODIES)]
+WaitSeconds = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_SECONDS)]
 
 
 class ReadArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Lines of the inbox; with `event_id` one whole message; with `claim` whole messages to work on, until settled."""
+    """See what came for you: lines without bodies, the newest first; then the bodies that you ask for by `eventIds`.
 
-    event_id: str | None = None
-    limit: Annotated[int, Meta(ge=1, le=_MOST_LINES)] = 20
-    after: Annotated[int, Meta(ge=0)] = 0
-    only_open: bool = True
-    claim: bool = False
-    wait_seconds: Annotated[float, Meta(ge=0, le=LONGEST_WAIT_SECONDS)] = 0
+    Reading never consumes: a message stays open until you answer it, or settle it with ansible_mark_read. With `claim`
+    you get whole messages to work on, oldest first, which nobody else gets until you settle them or the lease is over.
+    """
+
+    event_ids: Annotated[
+        EventIds, Meta(description="Messages whose bodies are wanted, which are marked as read; none gives lines.")
+    ] = ()
+    only_open: Annotated[bool, Meta(description="Only messages that have no outcome yet.")] = True
+    limit: Annotated[int, Meta(ge=1, le=_MOST_LINES, description="How many lines, or claimed messages.")] = 20
+    after: Annotated[int | None, Meta(description="Only what came after this inboxSeq, the oldest first.")] = None
+    before: Annotated[int | None, Meta(description="Only what came before this inboxSeq: the next older lines.")] = None
+    max_characters: Annotated[int, Meta(ge=100, le=1_000_000, description="Of each body.")] = 4_000
+    claim: Annotated[bool, Meta(description="Take messages to work on.")] = False
+    wait_seconds: Annotated[WaitSeconds, Meta(description="Wait so long if there is nothing.")] = 0
+
+
+class Opened(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One message, with as much of its body as was asked for."""
+
+    line: InboxLine
+    content: Content
+    characters_left_out: int = 0
+
+
+class Messages(Struct, frozen=True, kw_only=True, rename="camel"):
+    """`open` and `unread` count all that has no outcome yet, shown or not."""
+
+    agent_id: str
+    at: str
+    open: int
+    unread: int
+    messages: list[InboxLine] = []
+    bodies: list[Opened] = []
+    claimed: list[Engagement] = []
+    notice: str = NOTICE
+    next: str = ""
 
 
 class MarkArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A message was read; with `settle`, what became of it. One that `failed` or shall `retry` was claimed before."""
+    """Note that you have read messages; with `settle`, also what became of them, which their senders hear.
 
-    event_id: str
-    settle: ResultKind | None = None
-    error: str | None = None
+    What `failed`, or shall come again later (`retry`), was claimed before.
+    """
+
+    event_ids: Annotated[tuple[str, ...], Meta(min_length=1, max_length=100, description="Messages of your inbox.")]
+    settle: Annotated[ResultKind | None, Meta(description="`processed`: done, no reply needed.")] = None
+    error: Annotated[str | None, Meta(description="Why it failed, or has to come again.")] = None
 
 
-class SendArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A message to others, or with `reply_to` an answer to one in the inbox."""
+class Marked(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What is read now, and what of it was settled by this call."""
 
-    to_agents: tuple[str, ...] = ()
-    required_capabilities: tuple[str, ...] = ()
-    reply_to: str | None = None
-    subject: str | None = None
-    body: str | None = None
-    context: Any = None
+    event_ids: tuple[str, ...]
+    settled: tuple[str, ...] = ()
+
+
+class Outgoing(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A message to send. Say who it is for with `toAgents`, or with `requiredCapabilities`."""
+
+    to_agents: Annotated[tuple[str, ...], Meta(description='Agent ids; ["all"] for everyone.')] = ()
+    required_capabilities: Annotated[tuple[str, ...], Meta(description="Instead of agents: what they can do.")] = ()
+    subject: Annotated[str | None, Meta(description="In a few words.")] = None
+    body: Annotated[str | None, Meta(description="What you want to say.")] = None
+    context: Annotated[Any, Meta(description="Data that goes with it.")] = None
     priority: Priority = Priority.NORMAL
     expects_reply: bool = False
-    ttl_seconds: int | None = None
-    corr_id: str | None = None
+    ttl_seconds: Annotated[int | None, Meta(description="Not to be delivered after so long.")] = None
+    corr_id: Annotated[str | None, Meta(description="The conversation; a new one without it.")] = None
+
+
+class SendArgs(Outgoing, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Send a message to other agents, or answer one with `replyTo`. When this returns, it is durable.
+
+    The answer says who is away and how much waits for them. With `waitSeconds` it also says what became of it, and what
+    was replied.
+    """
+
+    reply_to: Annotated[str | None, Meta(description="The eventId of the message that this answers.")] = None
+    wait_seconds: Annotated[WaitSeconds, Meta(description="Wait so long for the reply.")] = 0
+
+
+class Sent(Struct, frozen=True, kw_only=True, rename="camel"):
+    """`settled`: the message that this answers is done. `deliveries` are there if they were waited for."""
+
+    event_id: EventId
+    corr_id: str
+    recipients: tuple[RecipientReceipt, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    settled: bool = False
+    deliveries: list[SentTo] = []
 
 
 async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
+    claimed: list[Engagement] = []
+    lines: list[InboxLine] = []
+    bodies: list[Opened] = []
+    corr_id: str | None = caller.context
     if args.claim:
-        return Done({"claimed": to_builtins(await _claim(desk, caller, args))})
-    if args.event_id is not None:
-        corr_id = _expect_own(desk, caller, args.event_id)
-        message = await desk.engine.mailroom.read(caller.agent_id, EventId(args.event_id), mark=False)
-        return Done({"message": to_builtins(message)}, corr_id)
+        claimed = await _claim(desk, caller, args)
+    elif args.event_ids:
+        found = [_expect_own(desk, caller, event_id) for event_id in args.event_ids]
+        corr_id = found[0] if len(set(found)) == 1 else corr_id
+        bodies = [await _open(desk, caller, event_id, args.max_characters) for event_id in args.event_ids]
+    else:
+        looking = desk.engine.pull.look(
+            caller.agent_id, lambda: _lines(desk, caller, args), wait_seconds=caller.patience(args.wait_seconds)
+        )
+        lines = await unless_ended(looking, caller)
+    open_, unread = _counts(desk, caller)
+    return Done(
+        Messages(
+            agent_id=caller.agent_id,
+            at=format_ms(desk.engine.clock.now_ms()),
+            open=open_,
+            unread=unread,
+            messages=lines,
+            bodies=bodies,
+            claimed=claimed,
+            next=_what_next(lines, bool(bodies or claimed), open_),
+        ),
+        corr_id,
+    )
+
+
+def _lines(desk: Desk, caller: Caller, args: ReadArgs) -> list[InboxLine]:
+    is_newest_first = args.after is None
     lines = desk.engine.mailroom.inbox(
         caller.agent_id,
-        after_inbox_seq=args.after,
+        after_inbox_seq=(args.before if is_newest_first else args.after) or 0,
         limit=args.limit,
         only_open=args.only_open,
         corr_id=caller.context,
+        newest_first=is_newest_first,
     )
-    return Done({"messages": to_builtins(lines)}, caller.context)
+    return [replace(line, subject=line.subject and line.subject[:_LONGEST_SUBJECT]) for line in lines]
+
+
+def _counts(desk: Desk, caller: Caller) -> tuple[int, int]:
+    """How much is open, and how much of that is unread; within a context, of that alone."""
+    store = desk.engine.store
+    if caller.context is None:
+        return store.backlog_size(caller.agent_id), store.backlog_size(caller.agent_id, unread_only=True)
+    lines = desk.engine.mailroom.inbox(caller.agent_id, limit=_ALL, only_open=True, corr_id=caller.context)
+    return len(lines), sum(not line.is_read for line in lines)
+
+
+def _what_next(lines: list[InboxLine], has_bodies: bool, open_: int) -> str:
+    if has_bodies:
+        return "Answer with ansible_send_message and replyTo, or settle with ansible_mark_read."
+    if not lines:
+        return "There is nothing to do." if not open_ else f"{open_} are open; none of them is on this page."
+    return "Read bodies with ansible_read_messages and eventIds; older lines with `before`."
+
+
+async def _open(desk: Desk, caller: Caller, event_id: str, most: int) -> Opened:
+    message = await desk.engine.mailroom.read(caller.agent_id, EventId(event_id))
+    content, left_out = message.content, 0
+    if content.body is not None:
+        left_out = max(len(content.body) - most, 0)
+        content = replace(content, body=content.body[:most])
+    return Opened(line=message.line, content=content, characters_left_out=left_out)
 
 
 async def _claim(desk: Desk, caller: Caller, args: ReadArgs) -> list[Engagement]:
-    if caller.context is not None or args.event_id is not None:
+    if caller.context is not None or args.event_ids:
         raise Refusal(
-            Code.INVALID_FIELD, "what is claimed is the oldest mail: not that of one context or id", field="args.claim"
+            Code.INVALID_FIELD, "what is claimed is the oldest mail, not one message or context", field="args.claim"
         )
-    wait_seconds = min(args.wait_seconds, max(0, caller.wait_seconds))
-    fetching = desk.engine.pull.fetch(caller.agent_id, args.limit, wait_seconds=wait_seconds)
-    return await _unless_ended(fetching, caller)
-
-
-async def _unless_ended(work: Coroutine[Any, Any, list[Engagement]], caller: Caller) -> list[Engagement]:
-    """What the work gives, unless the caller has to go first."""
-
-    async def outcome() -> list[Engagement] | Refusal:
-        try:
-            return await work
-        except Refusal as refusal:
-            return refusal
-
-    tasks = TaskOwner("operation")
-    working = tasks.spawn(outcome(), name=f"wait for mail of {caller.agent_id}")
-    ending = tasks.spawn(caller.ended.wait(), name=f"session of {caller.agent_id}")
-    try:
-        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if caller.ended.is_set():
-            raise Refusal(Code.INVALID_ACCESS_TOKEN, "the session was revoked while this call waited")
-        found: list[Engagement] | Refusal = working.result()
-    finally:
-        await tasks.close()
-    if isinstance(found, Refusal):
-        raise found
-    return found
+    fetching = desk.engine.pull.fetch(caller.agent_id, args.limit, wait_seconds=caller.patience(args.wait_seconds))
+    return await unless_ended(fetching, caller)
 
 
 async def _mark(desk: Desk, caller: Caller, args: MarkArgs) -> Done:
-    corr_id, event_id = _expect_own(desk, caller, args.event_id), EventId(args.event_id)
-    if args.settle is None:
-        message = await desk.engine.mailroom.read(caller.agent_id, event_id, mark=True)
-        return Done({"eventId": event_id, "isRead": message.line.is_read}, corr_id)
-    settled = await _settle(desk, caller, event_id, Result(kind=args.settle, error=args.error))
-    return Done({"eventId": event_id, "settled": settled}, corr_id)
+    found = {_expect_own(desk, caller, event_id) for event_id in args.event_ids}
+    settled: list[str] = []
+    for event_id in args.event_ids:
+        if args.settle is None:
+            await desk.engine.mailroom.read(caller.agent_id, EventId(event_id))
+        elif await _settle(desk, caller, EventId(event_id), Result(kind=args.settle, error=args.error)):
+            settled.append(event_id)
+    corr_id = found.pop() if len(found) == 1 else caller.context
+    return Done(Marked(event_ids=args.event_ids, settled=tuple(settled)), corr_id)
 
 
 async def _settle(desk: Desk, caller: Caller, event_id: EventId, result: Result) -> bool:
@@ -129,29 +234,64 @@ async def _settle(desk: Desk, caller: Caller, event_id: EventId, result: Result)
 
 
 async def _send(desk: Desk, caller: Caller, args: SendArgs) -> Done:
-    content = Content(subject=args.subject, body=args.body, context=args.context)
     if args.reply_to is not None:
-        if args.to_agents or args.required_capabilities:
-            raise Refusal(Code.INVALID_FIELD, "a reply goes to who sent the message", field="args.replyTo")
-        _expect_own(desk, caller, args.reply_to)
-        answer = await desk.engine.mailroom.reply(caller.agent_id, EventId(args.reply_to), content)
-        return Done(to_builtins(answer), answer.corr_id)
+        return await _reply(desk, caller, args, args.reply_to)
+    if args.wait_seconds:
+        # What became of it, and the words of the reply, are for who may ask for these by themselves.
+        require(caller, STATUS_READ, MESSAGE_READ)
     receipt = await desk.engine.publisher.send(
-        SendRequest(
-            source_agent_id=caller.agent_id,
-            to_agents=args.to_agents,
-            required_capabilities=args.required_capabilities,
-            content=content,
-            priority=args.priority,
-            expects_reply=args.expects_reply,
-            expires_at=expires_at(desk.engine, args.ttl_seconds),
+        replace(
+            request_of(desk.engine, caller.agent_id, args),
             corr_id=caller.conversation(args.corr_id),
+            expects_reply=args.expects_reply or args.wait_seconds > 0,
         )
     )
-    return Done(to_builtins(receipt), receipt.corr_id)
+    deliveries: list[SentTo] = []
+    if args.wait_seconds:
+        await unless_ended(_ended(desk.engine, receipt.event_id, caller.patience(args.wait_seconds)), caller)
+        deliveries = sent_message(desk.engine.store, desk.engine.sealer, receipt.event_id).deliveries
+    sent = Sent(
+        event_id=receipt.event_id,
+        corr_id=receipt.corr_id,
+        recipients=receipt.recipients,
+        rejected=receipt.rejected,
+        deliveries=deliveries,
+    )
+    return Done(sent, receipt.corr_id)
 
 
-def expires_at(engine: Engine, ttl_seconds: int | None) -> str | None:
+async def _reply(desk: Desk, caller: Caller, args: SendArgs, reply_to: str) -> Done:
+    if args.to_agents or args.required_capabilities:
+        raise Refusal(Code.INVALID_FIELD, "a reply goes to who sent the message", field="args.replyTo")
+    if args.wait_seconds:
+        raise Refusal(Code.INVALID_FIELD, "a reply is not waited for", field="args.waitSeconds")
+    _expect_own(desk, caller, reply_to)
+    content = Content(subject=args.subject, body=args.body, context=args.context)
+    answer = await desk.engine.mailroom.reply(caller.agent_id, EventId(reply_to), content)
+    return Done(Sent(event_id=answer.event_id, corr_id=answer.corr_id, settled=answer.settled), answer.corr_id)
+
+
+async def _ended(engine: Engine, event_id: EventId, wait_seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_seconds):
+            await engine.outcomes.ended(event_id)
+
+
+def request_of(engine: Engine, agent_id: str, message: Outgoing) -> SendRequest:
+    """A message of an agent as the engine takes it."""
+    return SendRequest(
+        source_agent_id=agent_id,
+        to_agents=message.to_agents,
+        required_capabilities=message.required_capabilities,
+        content=Content(subject=message.subject, body=message.body, context=message.context),
+        priority=message.priority,
+        expects_reply=message.expects_reply,
+        expires_at=_expires_at(engine, message.ttl_seconds),
+        corr_id=None if message.corr_id is None else CorrId(message.corr_id),
+    )
+
+
+def _expires_at(engine: Engine, ttl_seconds: int | None) -> str | None:
     """When a message with this time to live expires."""
     if ttl_seconds is None:
         return None
@@ -167,12 +307,12 @@ def _expect_own(desk: Desk, caller: Caller, event_id: str) -> str:
     item = desk.engine.store.inbox_item(EventId(event_id), caller.agent_id)
     corr_id = None if item is None else decode_event(item.raw).corr_id
     if corr_id is None or caller.context not in (None, corr_id):
-        raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {caller.agent_id}", field="eventId")
+        raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {caller.agent_id}", field="eventIds")
     return corr_id
 
 
 MAIL: Final[dict[str, Operation]] = {
-    "ansible_read_messages": Operation(ReadArgs, _read),
-    "ansible_mark_read": Operation(MarkArgs, _mark),
-    "ansible_send_message": Operation(SendArgs, _send),
+    "ansible_read_messages": Operation("Read messages", ReadArgs, Messages, _read, Effect.LOOKS),
+    "ansible_mark_read": Operation("Mark as read, or settle", MarkArgs, Marked, _mark),
+    "ansible_send_message": Operation("Send a message", SendArgs, Sent, _send),
 }

@@ -1,85 +1,138 @@
-"""Tasks as one agent sees them: those that it asked for, was offered, or does. Others are not found."""
+"""Tasks as one agent sees them: those that it asked for, was offered, or does. Others are not found.
 
-from typing import Any, Final
+`Claim`, `Update`, `Complete` and `Fail` are what is said of a task, over whichever edge.
+"""
 
-from msgspec import Struct, to_builtins
+from typing import Annotated, Any, Final
 
-from agentpost.edges.operations.calling import Caller, Desk, Done, Operation
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from agentpost.edges.operations.calling import NOTICE, Caller, Desk, Done, Effect, Operation
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import TaskId
 from agentpost.protocol.payloads import Priority
 from agentpost.protocol.taskbook import TaskRecord
-from agentpost.work.offering import NewTask
-from agentpost.work.tasks import Moved, TaskLine
+from agentpost.protocol.timestamps import format_ms
+from agentpost.work.offering import NewTask, Offered
+from agentpost.work.tasks import Moved, Role, TaskLine, TaskView
 
-__all__ = ["TASKS", "expect_task", "tasks_of"]
+__all__ = ["TASKS", "Claim", "Complete", "Fail", "Update"]
 
-_MOST_TASKS: Final = 50
+_LONGEST_TITLE: Final = 120
+_MOST_LOOKED_AT: Final = 500
 
-
-class DelegateArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A task for agents by name, or for whoever has the capabilities. The first that claims it has it."""
-
-    title: str
-    description: str = ""
-    to_agents: tuple[str, ...] = ()
-    required_capabilities: tuple[str, ...] = ()
-    input: Any = None
-    priority: Priority = Priority.NORMAL
-    response_required: bool = True
-    deadline_at: str | None = None
-    task_type: str | None = None
-    capability_id: str | None = None
-    corr_id: str | None = None
+TaskArgument = Annotated[str, Meta(description="The task: tsk_…")]
 
 
-class ClaimArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Accept a task, and say when it will be done: one of `eta_seconds` and `eta_at`."""
+class Claim(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Accept a task, and say when it will be done: one of `etaSeconds` and `etaAt`.
 
-    task_id: str
-    eta_seconds: int | None = None
-    eta_at: str | None = None
-    plan_summary: str | None = None
+    Begin when the verdict is `won`; while it is `pending` others were offered it too, and it is not yours yet.
+    """
+
+    eta_seconds: Annotated[int | None, Meta(description="In how many seconds it will be done.")] = None
+    eta_at: Annotated[str | None, Meta(description="RFC 3339, UTC: 2026-03-01T12:00:00.000Z")] = None
+    plan_summary: Annotated[str | None, Meta(description="What you are going to do, in a sentence.")] = None
 
 
-class UpdateArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """How it goes. `revised_eta_seconds` counts from now."""
+class Update(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Say how a task goes that you have accepted. `revisedEtaSeconds` counts from now."""
 
-    task_id: str
     status: str = "in_progress"
-    progress: int | None = None
-    revised_eta_at: str | None = None
-    revised_eta_seconds: int | None = None
+    progress: Annotated[int | None, Meta(description="In per cent.")] = None
+    revised_eta_at: Annotated[str | None, Meta(description="A new ETA.")] = None
+    revised_eta_seconds: Annotated[int | None, Meta(description="A new ETA, from now.")] = None
     note: str | None = None
-    notify: bool = False
+    notify: Annotated[bool, Meta(description="Whether the requester is to be told.")] = False
 
 
-class CompleteArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """How it ended. `installed_version` and `installed_at` are for tasks that distribute a skill."""
+class Complete(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The work is done. Its requester is told. `installedVersion` and `installedAt` are for skills."""
 
-    task_id: str
-    result_summary: str
-    output: Any = None
-    result_ref: str | None = None
+    result_summary: Annotated[str, Meta(description="What came of it.")]
+    output: Annotated[Any, Meta(description="The result, as its contract has it.")] = None
+    result_ref: Annotated[str | None, Meta(description="Where the result is: a path, a commit, a URL.")] = None
     installed_version: str | None = None
     installed_at: str | None = None
 
 
-class FailArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Why it ended: a word that programs sort by, and a sentence for people."""
+class Fail(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The work cannot be done. Its requester is told why."""
 
-    task_id: str
-    error_summary: str
-    failure_class: str = "failed"
-
-
-def tasks_of(desk: Desk, caller: Caller) -> list[TaskLine]:
-    """The open tasks of the caller, the newest first."""
-    found = desk.tasks.list(agent_id=caller.agent_id, open_only=True, limit=_MOST_TASKS)
-    return [line for line in found if caller.context in (None, line.task.corr_id)]
+    error_summary: Annotated[str, Meta(description="Why, in a sentence for people.")]
+    failure_class: Annotated[str, Meta(description="One word that programs sort by.")] = "failed"
 
 
-def expect_task(desk: Desk, caller: Caller, task_id: str) -> TaskRecord:
+class ClaimArgs(Claim, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    task_id: TaskArgument
+
+
+class UpdateArgs(Update, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    task_id: TaskArgument
+
+
+class CompleteArgs(Complete, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    task_id: TaskArgument
+
+
+class FailArgs(Fail, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    task_id: TaskArgument
+
+
+class ListArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The tasks that concern you, the newest first; with `taskId`, one of them with all that was said."""
+
+    task_id: Annotated[str | None, Meta(description="One task, whole.")] = None
+    role: Annotated[Role | None, Meta(description="Those that you asked for, or those that you are to do.")] = None
+    only_open: bool = True
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+
+
+class TaskDigest(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One task in a line."""
+
+    task_id: TaskId
+    corr_id: str
+    title: str
+    state: str
+    from_agent_id: str
+    from_node_id: str
+    created_at: str
+    accepted_by_agent_id: str | None = None
+    progress: int | None = None
+    eta_at: str | None = None
+    deadline_at: str | None = None
+
+
+class TaskList(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """`task` is the one that was asked for."""
+
+    tasks: list[TaskDigest]
+    notice: str
+    task: TaskView | None = None
+
+
+class DelegateArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Ask other agents for work: by name, or whoever has the capabilities. The first that claims it has it.
+
+    You hear of its end in any case; ansible_list_tasks shows how it goes.
+    """
+
+    title: Annotated[str, Meta(description="The work in a line.")]
+    description: Annotated[str, Meta(description="All that somebody needs to do it.")] = ""
+    to_agents: Annotated[tuple[str, ...], Meta(description="Agents who may claim it.")] = ()
+    required_capabilities: Annotated[tuple[str, ...], Meta(description="Instead of agents: what they can do.")] = ()
+    input: Annotated[Any, Meta(description="What the work begins with, as its contract has it.")] = None
+    priority: Priority = Priority.NORMAL
+    response_required: bool = True
+    deadline_at: Annotated[str | None, Meta(description="RFC 3339, UTC: 2026-03-01T12:00:00.000Z")] = None
+    task_type: str | None = None
+    capability_id: str | None = None
+    corr_id: Annotated[str | None, Meta(description="The conversation; a new one without it.")] = None
+
+
+def _expect_task(desk: Desk, caller: Caller, task_id: str) -> TaskRecord:
     """The task, if it is one of the caller's. Whether others have it is not told."""
     record = desk.engine.store.task(TaskId(task_id))
     agents = () if record is None else (record.requester_agent_id, record.accepted_by_agent_id, *record.to_agents)
@@ -88,89 +141,66 @@ def expect_task(desk: Desk, caller: Caller, task_id: str) -> TaskRecord:
     return record
 
 
-async def _delegate(desk: Desk, caller: Caller, args: DelegateArgs) -> Done:
-    offered = await desk.tasks.create(
-        NewTask(
-            requester_agent_id=caller.agent_id,
-            title=args.title,
-            description=args.description,
-            to_agents=args.to_agents,
-            required_capabilities=args.required_capabilities,
-            input=args.input,
-            priority=args.priority,
-            response_required=args.response_required,
-            deadline_at=args.deadline_at,
-            task_type=args.task_type,
-            capability_id=args.capability_id,
-            corr_id=caller.conversation(args.corr_id),
-        )
+async def _list(desk: Desk, caller: Caller, args: ListArgs) -> Done:
+    if args.task_id is not None:
+        record = _expect_task(desk, caller, args.task_id)
+        view = desk.tasks.show(record.task_id)
+        return Done(TaskList(tasks=[], notice=NOTICE, task=view), record.corr_id)
+    # Within a context its tasks are looked for among the newest.
+    limit = args.limit if caller.context is None else _MOST_LOOKED_AT
+    found = desk.tasks.list(agent_id=caller.agent_id, role=args.role, open_only=args.only_open, limit=limit)
+    own = [_digest(line) for line in found if caller.context in (None, line.task.corr_id)]
+    return Done(TaskList(tasks=own[: args.limit], notice=NOTICE), caller.context)
+
+
+def _digest(line: TaskLine) -> TaskDigest:
+    task = line.task
+    return TaskDigest(
+        task_id=task.task_id,
+        corr_id=task.corr_id,
+        title=(line.title or "")[:_LONGEST_TITLE],
+        state=task.state.value,
+        from_agent_id=task.requester_agent_id,
+        from_node_id=task.requester_node_id,
+        created_at=format_ms(task.created_at_ms),
+        accepted_by_agent_id=task.accepted_by_agent_id,
+        progress=task.progress,
+        eta_at=None if task.eta_at_ms is None else format_ms(task.eta_at_ms),
+        deadline_at=None if task.deadline_at_ms is None else format_ms(task.deadline_at_ms),
     )
-    return Done(to_builtins(offered), offered.receipt.corr_id)
+
+
+async def _delegate(desk: Desk, caller: Caller, args: DelegateArgs) -> Done:
+    said: dict[str, Any] = {**asdict(args), "corr_id": caller.conversation(args.corr_id)}
+    offered = await desk.tasks.create(NewTask(requester_agent_id=caller.agent_id, **said))
+    return Done(offered, offered.receipt.corr_id)
 
 
 async def _claim(desk: Desk, caller: Caller, args: ClaimArgs) -> Done:
-    record = expect_task(desk, caller, args.task_id)
-    return _moved(
-        record,
-        await desk.tasks.claim(
-            record.task_id,
-            caller.agent_id,
-            eta_seconds=args.eta_seconds,
-            eta_at=args.eta_at,
-            plan_summary=args.plan_summary,
-        ),
-    )
+    record = _expect_task(desk, caller, args.task_id)
+    return Done(await desk.tasks.claim(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
 
 
 async def _update(desk: Desk, caller: Caller, args: UpdateArgs) -> Done:
-    record = expect_task(desk, caller, args.task_id)
-    return _moved(
-        record,
-        await desk.tasks.update(
-            record.task_id,
-            caller.agent_id,
-            status=args.status,
-            progress=args.progress,
-            revised_eta_at=args.revised_eta_at,
-            revised_eta_seconds=args.revised_eta_seconds,
-            note=args.note,
-            notify=args.notify,
-        ),
-    )
+    record = _expect_task(desk, caller, args.task_id)
+    return Done(await desk.tasks.update(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
 
 
 async def _complete(desk: Desk, caller: Caller, args: CompleteArgs) -> Done:
-    record = expect_task(desk, caller, args.task_id)
-    return _moved(
-        record,
-        await desk.tasks.complete(
-            record.task_id,
-            caller.agent_id,
-            result_summary=args.result_summary,
-            output=args.output,
-            result_ref=args.result_ref,
-            installed_version=args.installed_version,
-            installed_at=args.installed_at,
-        ),
-    )
+    record = _expect_task(desk, caller, args.task_id)
+    return Done(await desk.tasks.complete(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
 
 
 async def _fail(desk: Desk, caller: Caller, args: FailArgs) -> Done:
-    record = expect_task(desk, caller, args.task_id)
-    moved = await desk.tasks.fail(
-        record.task_id, caller.agent_id, failure_class=args.failure_class, error_summary=args.error_summary
-    )
-    return _moved(record, moved)
-
-
-def _moved(record: TaskRecord, moved: Moved) -> Done:
-    return Done(to_builtins(moved), record.corr_id)
+    record = _expect_task(desk, caller, args.task_id)
+    return Done(await desk.tasks.fail(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
 
 
 TASKS: Final[dict[str, Operation]] = {
-    "ansible_delegate_task": Operation(DelegateArgs, _delegate),
-    "ansible_claim_task": Operation(ClaimArgs, _claim),
-    "ansible_update_task": Operation(UpdateArgs, _update),
-    "ansible_complete_task": Operation(CompleteArgs, _complete),
-    "ansible_fail_task": Operation(FailArgs, _fail),
+    "ansible_list_tasks": Operation("List tasks", ListArgs, TaskList, _list, Effect.LOOKS),
+    "ansible_delegate_task": Operation("Delegate a task", DelegateArgs, Offered, _delegate),
+    "ansible_claim_task": Operation("Claim a task", ClaimArgs, Moved, _claim),
+    "ansible_update_task": Operation("Report progress", UpdateArgs, Moved, _update),
+    "ansible_complete_task": Operation("Complete a task", CompleteArgs, Moved, _complete),
+    "ansible_fail_task": Operation("Fail a task", FailArgs, Moved, _fail),
 }

@@ -117,6 +117,10 @@ WHERE i.corr_id = ? ORDER BY i.seq, l.to_agent_id
 -- name: backlog_size
 SELECT count(*) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = ? AND settled_at_ms IS NULL
 
+-- name: unread_size
+SELECT count(*) FROM ledger INDEXED BY ledger_backlog
+WHERE to_agent_id = ? AND settled_at_ms IS NULL AND read_at_ms IS NULL
+
 -- name: next_backlog_due
 SELECT min(due_at_ms) FROM ledger WHERE to_agent_id = ? AND state = 'queued'
 
