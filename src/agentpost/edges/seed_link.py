@@ -66,8 +66,11 @@ class SeedLinks:
 
     async def join(self, url: str, token: str) -> Seed:
         """Join through a backbone gateway, with an invite. Returns when the room is here."""
-        url = url.rstrip("/")
-        grant = await _exchange(self._gateway, url, token)
+        url = _checked_url(url)
+        try:
+            grant = await _exchange(self._gateway, url, token)
+        except (OSError, httpx.HTTPError) as error:
+            raise _refusal_of(error) from None
         await self._trust(grant)
         seed = Seed(url=url, node_id=grant.node_id)
         link = self._open(seed, grant)
@@ -167,8 +170,11 @@ class _Link:
 
     async def first_sync(self) -> None:
         """Wait until the room is here, or until it is clear that it will not come."""
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            await self._synced.wait()
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                await self._synced.wait()
+        except TimeoutError:
+            raise Refusal(Code.UNAVAILABLE, f"{self.seed.node_id} let this node in, and sent no room") from None
         if self._refusal is not None:
             raise self._refusal
 
@@ -269,6 +275,21 @@ class _Link:
         is_good = present.get("publicKey") == self._gateway.identity.signing_public
         if grant.admission is not None and (is_new or not is_good):
             host.register(status=NodeStatus.ONLINE, admission=grant.admission)
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{url!r:.80} is not the URL of a gateway",
+            field="url",
+            hint="Use what the invite says, as http://vps-jane:7800.",
+        )
+    return url.rstrip("/")
 
 
 def _address_in(room: Room, node_id: str) -> str | None:

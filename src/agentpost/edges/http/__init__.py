@@ -6,6 +6,7 @@ external   agents outside the mesh: sessions, and what they call; `external_oper
 room_gate  the room over WebSocket, behind a gate
 operator   what the owner of the home may ask; the socket's permissions are the authorisation
 errors     a refusal as a response
+openapi    the documents of both doors
 patience   how long a request may take to arrive
 server     both doors around one gateway, until it is told to stop
 """

@@ -11,8 +11,8 @@ from msgspec import Struct, structs
 from agentpost.auth.external.wire import AgentInviteRequest, NewAgentInvite, RevokeRequest, SessionView
 from agentpost.delivery.pull import PULL
 from agentpost.edges.http.external import Revoked
+from agentpost.edges.http.parameters import AfterId
 from agentpost.gateway import Gateway
-from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["external_operator_routes"]
 
@@ -70,11 +70,9 @@ def external_operator_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
 
     @get("/ansible/audit", sync_to_thread=False, summary="What was decided, and for whom", tags=["records"])
     def audit(
-        session_id: SessionQuery = None, corr_id: CorrQuery = None, after: int = 0, limit: Limit = 100
+        session_id: SessionQuery = None, corr_id: CorrQuery = None, after: AfterId = 0, limit: Limit = 100
     ) -> list[AuditLine]:
         """In the order in which it happened: of one session, of one conversation, or all of it."""
-        if not 0 <= after < 1 << 62:
-            raise Refusal(Code.INVALID_FIELD, "after must be the id of an entry", field="after")
         if session_id is None and corr_id is None:
             found = gateway.store.audit_log(after_id=after, limit=limit)
         else:

@@ -21,12 +21,18 @@ class ChallengeRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
 
 def joining_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
-        "/ansible/auth/challenge", status_code=200, sync_to_thread=False, summary="What a node signs to prove its key"
+        "/ansible/auth/challenge",
+        status_code=200,
+        sync_to_thread=False,
+        summary="What a node signs to prove its key",
+        tags=["joining"],
     )
     def challenge(data: Annotated[ChallengeRequest, Body()], request: AnyRequest) -> Challenge:
         return gateway.joining.challenge(data.node_id, address=_address(request))
 
-    @post("/ansible/auth/exchange", status_code=200, summary="An invite, or a known key, for a ticket")
+    @post(
+        "/ansible/auth/exchange", status_code=200, summary="An invite, or a known key, for a ticket", tags=["joining"]
+    )
     async def exchange(data: Annotated[ExchangeRequest, Body()], request: AnyRequest) -> Grant:
         port = request.client.port if request.client else 0
         return await gateway.joining.exchange(data, address=_address(request), port=port)

@@ -19,13 +19,13 @@ class ExportRequest(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def lake_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
-    @get("/operator/lake", sync_to_thread=False)
+    @get("/operator/lake", sync_to_thread=False, summary="How far the lake is", tags=["lake"])
     def status() -> dict[str, Any]:
         if gateway.lake is None:
             raise _no_lake()
         return to_builtins(gateway.lake.status())
 
-    @post("/operator/lake/export", status_code=200)
+    @post("/operator/lake/export", status_code=200, summary="Export what is new", tags=["lake"])
     async def export(data: Annotated[ExportRequest, Body()]) -> dict[str, Any]:
         if gateway.lake is None:
             raise _no_lake()

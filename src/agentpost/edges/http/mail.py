@@ -17,6 +17,7 @@ from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
+from agentpost.edges.http.parameters import HIGHEST_SEQ
 from agentpost.edges.operations.mail import Outgoing, request_of
 from agentpost.protocol.ids import EventId
 
@@ -28,7 +29,7 @@ Limit = Annotated[int, Parameter(ge=1, le=_MOST_LINES, description="How many at 
 WaitSeconds = Annotated[
     float, Parameter(ge=0, le=LONGEST_WAIT_SECONDS, description="How long to wait if there is nothing.")
 ]
-After = Annotated[int, Parameter(ge=0, description="Only what came after this inbox seq.")]
+After = Annotated[int, Parameter(ge=0, le=HIGHEST_SEQ, description="Only what came after this inbox seq.")]
 
 
 class NewMessage(Outgoing, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):

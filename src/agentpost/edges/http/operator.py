@@ -1,14 +1,11 @@
 """The operator's door: a Unix socket inside the home. Who can open it owns the home; loopback means nothing."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from litestar import Litestar, get, post
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.params import Body
 from msgspec import Struct
 
-from agentpost import __version__
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.capabilities import capability_routes
@@ -19,6 +16,7 @@ from agentpost.edges.http.external_operator import external_operator_routes
 from agentpost.edges.http.lake import lake_metrics, lake_routes
 from agentpost.edges.http.mail import mail_routes
 from agentpost.edges.http.migration import migration_routes
+from agentpost.edges.http.openapi import openapi_config
 from agentpost.edges.http.operations import operation_routes
 from agentpost.edges.http.pipeline import pipeline_routes
 from agentpost.edges.http.records import record_routes
@@ -33,10 +31,6 @@ from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.room.records import Record
 
 __all__ = ["operator_app"]
-
-_OPENAPI: Final = OpenAPIConfig(
-    title="agentpost", version=__version__, path="/ansible/openapi", render_plugins=[JsonRenderPlugin()]
-)
 
 
 class InviteRequest(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -64,16 +58,16 @@ class RevokeRequest(Struct, frozen=True, kw_only=True, rename="camel"):
 def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
     """The ASGI application on the socket."""
 
-    @get("/operator/status", sync_to_thread=False)
+    @get("/operator/status", sync_to_thread=False, summary="How the gateway is", tags=["gateway"])
     def status() -> GatewayStatus:
         return gateway.status()
 
-    @post("/operator/shutdown", status_code=202, sync_to_thread=False)
+    @post("/operator/shutdown", status_code=202, sync_to_thread=False, summary="Drain and stop", tags=["gateway"])
     def shutdown() -> dict[str, str]:
         gateway.request_stop()
         return {"phase": gateway.phase.value}
 
-    @post("/operator/invites", status_code=201)
+    @post("/operator/invites", status_code=201, summary="Invite a node", tags=["mesh"])
     async def invite(data: Annotated[InviteRequest, Body()]) -> NewInvite:
         if gateway.settings.tier is not NodeTier.BACKBONE:
             raise Refusal(
@@ -94,22 +88,22 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
         gateway.show_invites()
         return made
 
-    @get("/operator/invites", sync_to_thread=False)
+    @get("/operator/invites", sync_to_thread=False, summary="The invites in the room", tags=["mesh"])
     def invites() -> dict[str, Any]:
         now_ms = gateway.clock.now_ms()
         records = gateway.host.room.records("invites")
         return {"invites": [_shown(key, record, now_ms) for key, record in sorted(records.items()) if "tier" in record]}
 
-    @post("/operator/invites/withdraw", status_code=200)
+    @post("/operator/invites/withdraw", status_code=200, summary="Take back an invite", tags=["mesh"])
     async def withdraw(data: Annotated[WithdrawRequest, Body()]) -> dict[str, str]:
         await gateway.withdraw_invite(data.invite_id)
         return {"withdrawn": data.invite_id}
 
-    @post("/operator/join", status_code=200)
+    @post("/operator/join", status_code=200, summary="Join the mesh of another gateway", tags=["mesh"])
     async def join(data: Annotated[JoinRequest, Body()]) -> Seed:
         return await seeds.join(data.url, data.token)
 
-    @get("/operator/nodes", sync_to_thread=False)
+    @get("/operator/nodes", sync_to_thread=False, summary="The nodes of the mesh", tags=["mesh"])
     def nodes() -> dict[str, Any]:
         room = gateway.host.room
         return {
@@ -125,7 +119,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             "seeds": seeds.states(),
         }
 
-    @post("/operator/revoke", status_code=200)
+    @post("/operator/revoke", status_code=200, summary="Throw a node out", tags=["mesh"])
     async def revoke(data: Annotated[RevokeRequest, Body()]) -> dict[str, str]:
         await gateway.revoke(data.node)
         return {"revoked": data.node}
@@ -156,7 +150,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             revoke,
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        openapi_config=_OPENAPI,
+        openapi_config=openapi_config("agentpost, the operator's door", is_public=False),
         logging_config=None,
     )
 

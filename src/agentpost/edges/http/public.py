@@ -3,37 +3,38 @@
 from typing import Any, Final
 
 from litestar import Litestar, MediaType, Response, get
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ASGIApp
 
-from agentpost import __version__
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.external import AgentDoor, external_routes
 from agentpost.edges.http.joining import joining_routes
 from agentpost.edges.http.mcp import mcp_routes
+from agentpost.edges.http.openapi import openapi_config
 from agentpost.edges.http.room_gate import RoomGate
 from agentpost.gateway import Gateway, Phase
 
 __all__ = ["public_app"]
 
 _MAX_BODY_BYTES: Final = 1_048_576 + 65_536
-_OPENAPI: Final = OpenAPIConfig(
-    title="agentpost, the public door",
-    version=__version__,
-    path="/ansible/openapi",
-    render_plugins=[JsonRenderPlugin()],
-)
 
 
 def public_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application on the TCP port: the room's gate in front of everything."""
 
-    @get("/health/live", sync_to_thread=False, summary="The process runs")
+    @get("/health/live", sync_to_thread=False, summary="The process runs", tags=["health"])
     def live() -> dict[str, str]:
         return {"status": "live"}
 
-    @get("/health/ready", sync_to_thread=False, summary="The gateway takes work")
+    @get(
+        "/health/ready",
+        sync_to_thread=False,
+        summary="The gateway takes work",
+        tags=["health"],
+        responses={
+            503: ResponseSpec(dict[str, str], generate_examples=False, description="It starts, stops or failed.")
+        },
+    )
     def ready() -> Response[dict[str, Any]]:
         is_ready = gateway.phase is Phase.READY
         return Response(
@@ -44,7 +45,7 @@ def public_app(gateway: Gateway) -> ASGIApp:
         route_handlers=[live, ready, *joining_routes(gateway), *external_routes(gateway), *mcp_routes(gateway)],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=_MAX_BODY_BYTES,
-        openapi_config=_OPENAPI,
+        openapi_config=openapi_config("agentpost, the public door", is_public=True),
         logging_config=None,
     )
     return RoomGate(AgentDoor(app, gateway), gateway)

@@ -18,6 +18,7 @@ from agentpost.delivery.metrics import DeliveryMetrics, to_prometheus
 from agentpost.delivery.sent import SentMessage, sent_message
 from agentpost.delivery.tailing import Tailed, tail
 from agentpost.delivery.trace import TraceStep, trace
+from agentpost.edges.http.parameters import HIGHEST_SEQ, AfterId
 from agentpost.protocol.cloudevents import cloud_event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
@@ -26,11 +27,13 @@ from agentpost.store.values import Incident
 __all__ = ["record_routes"]
 
 _LOOK_SECONDS: Final = 0.5
+_LINES: Final = "application/x-ndjson"
 # Whoever opened the operator's socket.
 _ACTOR: Final = "operator"
 
 Limit = Annotated[int, Parameter(ge=1, le=500, description="How many at most.")]
-After = Annotated[int, Parameter(ge=0, description="Only what comes after this seq.")]
+After = Annotated[int, Parameter(ge=0, le=HIGHEST_SEQ, description="Only what comes after this seq.")]
+IncidentId = Annotated[int, Parameter(ge=0, le=HIGHEST_SEQ)]
 WaitSeconds = Annotated[float, Parameter(ge=0, le=60, description="How long to wait for the end.")]
 
 
@@ -96,19 +99,19 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         return {"purged": await engine.dead_letters.purge(data, actor=_ACTOR)}
 
     @get("/ansible/incidents", sync_to_thread=False, summary="List incidents", tags=["records"])
-    def incidents(only_open: bool = True, after: int = 0, limit: Limit = 50) -> list[IncidentLine]:
+    def incidents(only_open: bool = True, after: AfterId = 0, limit: Limit = 50) -> list[IncidentLine]:
         return [_incident(each) for each in engine.incidents.list(open_only=only_open, after_id=after, limit=limit)]
 
     @post("/ansible/incidents/{incident_id:int}/close", status_code=200, summary="Close an incident", tags=["records"])
-    async def close(incident_id: int) -> dict[str, bool]:
+    async def close(incident_id: IncidentId) -> dict[str, bool]:
         return {"closed": await engine.incidents.close(incident_id, actor=_ACTOR)}
 
-    @get("/ansible/watch", summary="What happens here, as it happens", tags=["records"])
+    @get("/ansible/watch", media_type=_LINES, summary="What happens here, as it happens", tags=["records"])
     async def watch() -> Stream:
         """One JSON object on each line, for as long as the caller listens."""
-        return Stream(_lines(engine), media_type="application/x-ndjson")
+        return Stream(_lines(engine), media_type=_LINES)
 
-    @get("/ansible/streams/{stream:str}", summary="A stream, event by event", tags=["records"])
+    @get("/ansible/streams/{stream:str}", media_type=_LINES, summary="A stream, event by event", tags=["records"])
     async def stream_of(stream: str, after: After = 0, follow: bool = False, cloudevents: bool = False) -> Stream:
         """One JSON object on each line: the events of `outbox`, of `inbox:<agent>`, or of a node that is mirrored here.
 
@@ -116,7 +119,7 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         """
         first = tail(engine.store, stream, after_seq=after)
         lines = _stream_lines(engine, stream, first, after, follow=follow, as_cloud_events=cloudevents)
-        return Stream(lines, media_type="application/x-ndjson")
+        return Stream(lines, media_type=_LINES)
 
     @get("/ansible/mirrors", sync_to_thread=False, summary="The outboxes that are mirrored here", tags=["records"])
     def mirrors() -> list[MirrorView]:
@@ -129,9 +132,15 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
     def metrics() -> DeliveryMetrics:
         return engine.metrics()
 
-    @get("/metrics", sync_to_thread=False, summary="The same for Prometheus", tags=["records"])
+    @get(
+        "/metrics",
+        media_type=MediaType.TEXT,
+        sync_to_thread=False,
+        summary="The same for Prometheus",
+        tags=["records"],
+    )
     def prometheus() -> Response[str]:
-        return Response(to_prometheus(engine.metrics()) + more_metrics(), media_type=MediaType.TEXT)
+        return Response(to_prometheus(engine.metrics()) + more_metrics())
 
     return [
         message,

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import msgspec
 from litestar import MediaType, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, Parameter
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -51,7 +52,13 @@ def mailbox_routes(mailbox: MailboxProtocol) -> Sequence[HTTPRouteHandler]:
             raise Refusal(Code.INVALID_FIELD, "`to` is another session than the path names", field="to")
         return await call("enqueue", {"message": data}, case)
 
-    @post(MAILBOX_PATH + "/{session:str}/{operation:str}", status_code=200, summary="Call a method", tags=["mailbox"])
+    @post(
+        MAILBOX_PATH + "/{session:str}/{operation:str}",
+        status_code=200,
+        summary="Call a method",
+        tags=["mailbox"],
+        responses={204: ResponseSpec(None, generate_examples=False, description="There is nothing to tell.")},
+    )
     async def operate(
         session: str, operation: str, data: Annotated[Json, Body()], case: Case = WireCase.SNAKE
     ) -> Response[Any]:
