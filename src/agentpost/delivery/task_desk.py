@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from agentpost.delivery.making import EventMaker
 from agentpost.protocol.envelope import Event, TaskAcceptEvent, TaskUpdateEvent
 from agentpost.protocol.payloads import AckType
-from agentpost.protocol.taskbook import TASK_WITHDRAWN, TaskRecord
+from agentpost.protocol.taskbook import CANCELED_BY, TASK_WITHDRAWN, TaskRecord
 from agentpost.store.interface import Store
 from agentpost.store.values import Desk
 
-__all__ = ["CLAIM_LOST", "TaskDesk", "withdrawals"]
+__all__ = ["CLAIM_LOST", "TaskDesk", "cancellation", "withdrawals"]
 
 CLAIM_LOST = "claim_lost"
 REFUSED = "invalid_transition"
@@ -59,10 +59,20 @@ def withdrawals(
 
     This gateway itself, where the requester is, knows.
     """
-    to_nodes = tuple(sorted({node_id for node_id in node_ids if node_id is not None} - {maker.node_id}))
-    if not to_nodes:
-        return ()
-    details = {"taskId": record.task_id, "acceptedByAgentId": taken_by}
-    signal = maker.signal(TASK_WITHDRAWN, to_nodes=to_nodes, details={**details})
+    to_nodes = _others(maker, node_ids)
+    return (_about(maker, record, to_nodes, {"acceptedByAgentId": taken_by}),) if to_nodes else ()
+
+
+def cancellation(maker: EventMaker, record: TaskRecord, node_ids: Iterable[str | None]) -> Event:
+    """Tells all who have it, this gateway's own book included, that the requester does not want a task any more."""
+    return _about(maker, record, _others(maker, node_ids), {CANCELED_BY: record.requester_agent_id})
+
+
+def _others(maker: EventMaker, node_ids: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(sorted({node_id for node_id in node_ids if node_id is not None} - {maker.node_id}))
+
+
+def _about(maker: EventMaker, record: TaskRecord, to_nodes: tuple[str, ...], detail: dict[str, str | None]) -> Event:
+    signal = maker.signal(TASK_WITHDRAWN, to_nodes=to_nodes, details={"taskId": record.task_id, **detail})
     about = replace(signal.payload, ref_event_id=record.create_event_id)
-    return (replace(signal, corr_id=record.corr_id, payload=about),)
+    return replace(signal, corr_id=record.corr_id, payload=about)

@@ -207,10 +207,15 @@ class TaskMoves:
 
     def _check_worker(self, record: TaskRecord, agent_id: str) -> None:
         """TASK-5: only who has accepted a task moves it."""
-        if record.accepted_by_agent_id == agent_id and not record.is_withdrawn:
+        if record.is_held_by(agent_id):
             return
         claim = record.claim_of(agent_id)
-        if record.is_withdrawn:
+        if record.is_canceled:
+            why, hint = (
+                f"{record.requester_agent_id} has canceled it",
+                "Stop working on it; there is nothing to report.",
+            )
+        elif record.is_withdrawn:
             why, hint = "it was given to somebody else", "Stop working on it; there is nothing to report."
         elif record.accepted_by_agent_id is not None:
             why, hint = f"it was accepted by {record.accepted_by_agent_id}", "Only that agent moves it now."

@@ -34,10 +34,12 @@ from agentpost.protocol.tasks import TASK, Task, TaskEvent, TaskState, advance_t
 from agentpost.protocol.timestamps import parse_ms
 
 __all__ = [
+    "CANCELED_BY",
     "TASK_WITHDRAWN",
     "Claim",
     "TaskRecord",
     "Verdict",
+    "cancels",
     "concerns_a_task",
     "heard",
     "said",
@@ -46,6 +48,8 @@ __all__ = [
 
 # The signal of the requester's gateway: the offer that it refers to is somebody else's, or nobody's, now.
 TASK_WITHDRAWN: Final = "task_withdrawn"
+# The detail of that signal which tells that it is nobody's: its requester has canceled the task.
+CANCELED_BY: Final = "canceledByAgentId"
 
 _MOVES: Final = (TaskAcceptEvent, TaskUpdateEvent, TaskCompleteEvent, TaskFailedEvent)
 
@@ -71,7 +75,8 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     """What is known of a task here. Nothing in it is content: that stays sealed in the events.
 
     `round` counts the offers; `to_agents` and `claims` are those of the latest one. `is_withdrawn`: what was offered
-    here, or was being done here, is somebody else's now.
+    here, or was being done here, is somebody else's now. `is_canceled`: it is nobody's, because its requester does not
+    want it any more.
     """
 
     task_id: TaskId
@@ -98,6 +103,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     status: str | None = None
     progress: int | None = None
     is_withdrawn: bool = False
+    is_canceled: bool = False
     updated_at_ms: int
     ended_at_ms: int | None = None
     end_event_id: EventId | None = None
@@ -106,7 +112,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     @property
     def is_open(self) -> bool:
         """Whether somebody here still waits for it or works on it."""
-        return self.state not in TASK.terminal and not self.is_withdrawn
+        return self.state not in TASK.terminal and not self.is_withdrawn and not self.is_canceled
 
     @property
     def is_sole(self) -> bool:
@@ -120,7 +126,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
 
     def is_held_by(self, agent_id: str) -> bool:
         """Whether the agent has the task, as far as is known here."""
-        return self.accepted_by_agent_id == agent_id and not self.is_withdrawn
+        return self.accepted_by_agent_id == agent_id and not self.is_withdrawn and not self.is_canceled
 
     def claim_of(self, agent_id: str) -> Claim | None:
         """The agent's latest claim in this round."""
@@ -146,6 +152,13 @@ def task_id_of(event: Event) -> TaskId | None:
     return None
 
 
+def cancels(event: Event) -> bool:
+    """Whether this event is the end of a task that its requester does not want any more."""
+    if not isinstance(event, SignalEvent) or event.payload.signal != TASK_WITHDRAWN:
+        return False
+    return isinstance(event.payload.details.get(CANCELED_BY), str)
+
+
 def said(record: TaskRecord | None, event: Event, *, at_ms: int) -> TaskRecord:
     """The task after this gateway has said `event`; a refusal if the move is not open."""
     if isinstance(event, TaskCreateEvent):
@@ -155,6 +168,8 @@ def said(record: TaskRecord | None, event: Event, *, at_ms: int) -> TaskRecord:
         return _claimed(record, event, at_ms)
     if isinstance(event, _MOVES):
         return _moved(record, event, at_ms)
+    if isinstance(event, SignalEvent) and cancels(event):
+        return _canceled(record, event, at_ms)
     return record
 
 
@@ -211,7 +226,7 @@ def _offered(record: TaskRecord | None, event: TaskCreateEvent, at_ms: int) -> T
         return record
     if (record.requester_node_id, record.requester_agent_id) != (event.source_node_id, create.requester_agent_id):
         raise Refusal(Code.CONFLICT, f"task {record.task_id} is another requester's", field="payload.taskId")
-    if record.state in TASK.terminal:
+    if record.state in TASK.terminal or record.is_canceled:
         raise _forbidden(record, "it is over, and cannot be offered again")
     return replace(
         record,
@@ -299,11 +314,20 @@ def _withdrawn(record: TaskRecord, event: SignalEvent, at_ms: int) -> TaskRecord
     # It withdraws one offer. Another one may have come since.
     if event.payload.ref_event_id != record.create_event_id or record.state in TASK.terminal:
         return record
-    return replace(record, is_withdrawn=True, updated_at_ms=at_ms)
+    return replace(record, is_withdrawn=True, is_canceled=cancels(event), updated_at_ms=at_ms)
+
+
+def _canceled(record: TaskRecord, event: SignalEvent, at_ms: int) -> TaskRecord:
+    """The requester, at its own gateway, does not want it any more. What anybody says of it later is refused."""
+    if record.state in TASK.terminal or record.is_canceled or event.payload.ref_event_id != record.create_event_id:
+        raise _forbidden(record, "it is over, and cannot be canceled")
+    return replace(record, is_canceled=True, updated_at_ms=at_ms, ended_at_ms=at_ms, end_event_id=event.event_id)
 
 
 def _moved(record: TaskRecord, event: TaskEvent, at_ms: int) -> TaskRecord:
     """The task after a move of the table, by the agent that has it."""
+    if record.is_canceled:
+        raise _forbidden(record, f"{record.requester_agent_id} has canceled it")
     if record.is_withdrawn:
         raise _forbidden(record, "it was given to somebody else")
     task = advance_task(

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from agentpost.protocol.envelope import (
+    SignalEvent,
     TaskAcceptEvent,
     TaskCompleteEvent,
     TaskCreateEvent,
@@ -22,7 +23,7 @@ from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.machine import Table, walk
 from agentpost.protocol.payloads import Kind
 
-__all__ = ["TASK", "TASK_EVENTS", "Task", "TaskEvent", "TaskState", "advance_task", "open_task"]
+__all__ = ["SAID_OF_TASKS", "TASK", "TASK_EVENTS", "Task", "TaskEvent", "TaskState", "advance_task", "open_task"]
 
 
 class TaskState(StrEnum):
@@ -64,6 +65,9 @@ TaskEvent = TaskAcceptEvent | TaskUpdateEvent | TaskCompleteEvent | TaskFailedEv
 TASK_EVENTS: Final[frozenset[type]] = frozenset(
     {TaskCreateEvent, TaskAcceptEvent, TaskUpdateEvent, TaskCompleteEvent, TaskFailedEvent}
 )
+
+# What a gateway says may concern a task: an event of one, or the signal that it is canceled.
+SAID_OF_TASKS: Final[frozenset[type]] = TASK_EVENTS | {SignalEvent}
 
 
 class Task(Struct, frozen=True, kw_only=True):

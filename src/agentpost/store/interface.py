@@ -226,6 +226,15 @@ class Store(ExternalStore, Protocol):
         """Ordered by id, which is the order in which they were created. `after` is where the page before ended."""
         ...
 
+    def tasks_of(
+        self, requester_agent_id: str, *, before: tuple[int, str] | None = None, limit: int = 256
+    ) -> list[TaskRecord]:
+        """What an agent asked for, the last changed first.
+
+        `before` is where the page before ended: the `updated_at_ms` and the id of its last task.
+        """
+        ...
+
     def task_events(self, task_id: TaskId) -> list[TaskEntry]:
         """What was said and heard about a task, in that order."""
         ...

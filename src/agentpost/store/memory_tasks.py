@@ -44,6 +44,16 @@ class MemoryTasks(MemoryDeliveries):
             return [record for record in found if not after or record.task_id < after][:limit]
         return [record for record in found if record.task_id > after][:limit]
 
+    def tasks_of(
+        self, requester_agent_id: str, *, before: tuple[int, str] | None = None, limit: int = 256
+    ) -> list[TaskRecord]:
+        self._check_open()
+        found = [each for each in self._task_records.values() if each.requester_agent_id == requester_agent_id]
+        places = sorted(((each.updated_at_ms, each.task_id) for each in found), reverse=True)
+        return [
+            self._task_records[task_id] for at_ms, task_id in places if before is None or (at_ms, task_id) < before
+        ][:limit]
+
     def task_events(self, task_id: TaskId) -> list[TaskEntry]:
         self._check_open()
         return [entry for entry in self._task_entries if entry.task_id == task_id]

@@ -13,7 +13,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId, TaskId
-from agentpost.protocol.tasks import TASK_EVENTS
+from agentpost.protocol.tasks import SAID_OF_TASKS
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
@@ -93,7 +93,7 @@ def _add(found: list[_Found], body: bytes, *, is_own: bool, at_ms: int | None = 
         event = decode_event(body)
     except Refusal:
         return
-    if type(event) in TASK_EVENTS:
+    if type(event) in SAID_OF_TASKS:
         at_ms = parse_ms(event.created_at) if at_ms is None else at_ms
         found.append(_Found(at_ms=at_ms, is_own=is_own, event=event, raw=body))
 

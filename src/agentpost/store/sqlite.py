@@ -318,6 +318,11 @@ class SqliteStore(SqliteExternal):
     ) -> list[TaskRecord]:
         return tasks.tasks(self._reader(), after=after, limit=limit, open_only=open_only, newest_first=newest_first)
 
+    def tasks_of(
+        self, requester_agent_id: str, *, before: tuple[int, str] | None = None, limit: int = 256
+    ) -> list[TaskRecord]:
+        return tasks.tasks_of(self._reader(), requester_agent_id, before=before, limit=limit)
+
     def task_events(self, task_id: TaskId) -> list[TaskEntry]:
         return tasks.task_events(self._reader(), task_id)
 

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.envelope import AckEvent, Event, TaskCreateEvent
+from agentpost.protocol.envelope import AckEvent, Event, SignalEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId, TaskId
-from agentpost.protocol.taskbook import TaskRecord, heard, said, task_id_of
+from agentpost.protocol.taskbook import TaskRecord, cancels, heard, said, task_id_of
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.values import TaskEntry
 
@@ -62,6 +62,9 @@ class TaskBook:
         """
         task_id = task_id_of(event)
         if task_id is None or self._known(event.event_id, is_own=True) is not None:
+            return
+        if isinstance(event, SignalEvent) and not cancels(event):
+            # It is for others: here the task goes on, with somebody else.
             return
         record = self.get(task_id)
         if record is not None or isinstance(event, TaskCreateEvent):

@@ -7,10 +7,11 @@ from agentpost.store.queries import SQL
 from agentpost.store.taskbook import TaskBook, decode_task, encode_task
 from agentpost.store.values import TaskEntry
 
-__all__ = ["open_book", "task", "task_events", "task_row", "tasks", "write_book"]
+__all__ = ["open_book", "task", "task_events", "task_row", "tasks", "tasks_of", "write_book"]
 
 # Sorts after every task id.
 _BEYOND_ALL = "~"
+_AFTER_ALL = ((1 << 63) - 1, _BEYOND_ALL)
 
 
 def open_book(database: Database, node_id: str) -> TaskBook:
@@ -58,6 +59,14 @@ def tasks(database: Database, *, after: str, limit: int, open_only: bool, newest
     else:
         statement = SQL.open_tasks if open_only else SQL.tasks
     return [decode_task(row[0]) for row in database.rows(statement, (after, limit))]
+
+
+def tasks_of(
+    database: Database, requester_agent_id: str, *, before: tuple[int, str] | None, limit: int
+) -> list[TaskRecord]:
+    at_ms, task_id = _AFTER_ALL if before is None else before
+    rows = database.rows(SQL.tasks_of, (requester_agent_id, at_ms, task_id, limit))
+    return [decode_task(row[0]) for row in rows]
 
 
 def task_events(database: Database, task_id: TaskId) -> list[TaskEntry]:

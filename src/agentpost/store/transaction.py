@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.tasks import TASK_EVENTS
+from agentpost.protocol.tasks import SAID_OF_TASKS
 from agentpost.store import tasks
 from agentpost.store.database import Database
 from agentpost.store.queries import SQL
@@ -66,7 +66,7 @@ class Transaction:
                 stored.append(StoredEvent(seq=seq, chain=chain, raw=body))
                 if event.to_nodes:
                     streams.extend(event.to_nodes, seq, body)
-                if type(event) in TASK_EVENTS:
+                if type(event) in SAID_OF_TASKS:
                     mark = mark or self.tasks.mark()
                     self.tasks.say(event, body)
             if deliveries:

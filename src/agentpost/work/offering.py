@@ -15,7 +15,7 @@ from agentpost.delivery.placing import Placement
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Publisher, Receipt
 from agentpost.delivery.sealing import Sealer
-from agentpost.delivery.task_desk import withdrawals
+from agentpost.delivery.task_desk import cancellation, withdrawals
 from agentpost.delivery.task_moves import TaskMoves
 from agentpost.protocol.envelope import Event, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
@@ -82,10 +82,13 @@ class Offering:
         self._ids = ids
         self._clock = clock
 
-    async def create(self, task: NewTask) -> Offered:
-        """Offer a task. Returns once it would survive a power loss."""
+    async def create(self, task: NewTask, *, notes: NotesOf | None = None) -> Offered:
+        """Offer a task. Returns once it would survive a power loss.
+
+        `notes` gets the task by agent, and gives what is kept of it in the same transaction.
+        """
         placement, content = self._placed(task)
-        (offered,) = await self._post(task, [placement], content)
+        (offered,) = await self._post(task, [placement], content, notes)
         return offered
 
     async def create_each(self, task: NewTask, *, notes: NotesOf | None = None) -> list[Offered]:
@@ -126,12 +129,31 @@ class Offering:
             payload_ref=None,
             payload=replace(before.payload, to_agents=placement.to_agents, sealed=None),
         )
-        had_it = {each.to_node_id for each in self._store.deliveries_of(record.create_event_id)}
-        if record.accepted_by_node_id is not None:
-            had_it.add(record.accepted_by_node_id)
-        told = withdrawals(self._maker, record, had_it - set(placement.to_nodes), taken_by=None)
+        had_it = self._who_had(record) - set(placement.to_nodes)
+        told = withdrawals(self._maker, record, had_it, taken_by=None)
         (receipt,) = await self._publisher.post([(event, placement, content)], also=told)
         return receipt
+
+    async def cancel(self, record: TaskRecord) -> None:
+        """Take back a task of this gateway, in the name of its requester: nobody can say anything of it any more.
+
+        An agent that is busy with it may not hear of that before it has done the work; the result is refused then.
+        """
+        if record.requester_node_id != self._maker.node_id:
+            raise Refusal(
+                Code.INVALID_TRANSITION,
+                f"task {record.task_id} was created at {record.requester_node_id}",
+                hint="Only the gateway of its requester cancels it.",
+            )
+        told = cancellation(self._maker, record, self._who_had(record))
+        await self._publisher.publish(told, content=Content())
+
+    def _who_had(self, record: TaskRecord) -> set[str | None]:
+        """The gateways that know of the present round."""
+        return {
+            record.accepted_by_node_id,
+            *(each.to_node_id for each in self._store.deliveries_of(record.create_event_id)),
+        }
 
     def _placed(self, task: NewTask) -> tuple[Placement, Content]:
         """Who gets it and what it says; everything that can be wrong with a task is refused here."""

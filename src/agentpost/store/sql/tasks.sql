@@ -13,6 +13,11 @@ SELECT record FROM tasks INDEXED BY tasks_open WHERE is_open = 1 AND task_id > ?
 -- name: open_tasks_newest_first
 SELECT record FROM tasks INDEXED BY tasks_open WHERE is_open = 1 AND task_id < ? ORDER BY task_id DESC LIMIT ?
 
+-- name: tasks_of
+SELECT record FROM tasks INDEXED BY tasks_by_requester
+WHERE requester_agent_id = ? AND (updated_at_ms, task_id) < (?, ?)
+ORDER BY updated_at_ms DESC, task_id DESC LIMIT ?
+
 -- name: put_task
 INSERT INTO tasks (task_id, is_open, state, requester_agent_id, accepted_by_agent_id, updated_at_ms, record)
 VALUES (?, ?, ?, ?, ?, ?, ?)

@@ -1,0 +1,45 @@
+"""The tasks that one agent asked for, the last changed first."""
+
+from agentpost.protocol.envelope import TaskCreateEvent
+from agentpost.protocol.ids import TaskId, corr_id_of
+from agentpost.protocol.payloads import Priority, TaskCreate
+from agentpost.protocol.timestamps import format_ms
+from agentpost.store.interface import Store
+from agentpost.testing import START_MS, an_event_id
+from tests.store.building import NODE
+
+
+def an_offer(number: int, *, by: str, at_ms: int) -> TaskCreateEvent:
+    event_id = an_event_id("offer", number)
+    return TaskCreateEvent(
+        event_id=event_id,
+        source_node_id=NODE,
+        source_agent_id=by,
+        corr_id=corr_id_of(event_id),
+        created_at=format_ms(at_ms),
+        payload=TaskCreate(
+            task_id=TaskId(f"tsk_{number:026d}"),
+            title="Do it",
+            description="All of it.",
+            to_agents=("bob",),
+            priority=Priority.NORMAL,
+            requester_agent_id=by,
+            response_required=True,
+        ),
+    )
+
+
+async def test_the_tasks_of_a_requester_come_page_by_page(store: Store) -> None:
+    """Only those of the agent, the last changed first, and two that changed at once in an order that stays."""
+    times = (0, 3, 1, 1, 2)
+    await store.append([an_offer(at, by="ada", at_ms=START_MS + more) for at, more in enumerate(times)])
+    await store.append([an_offer(9, by="eve", at_ms=START_MS + 9)])
+    found = [int(record.task_id[4:]) for record in store.tasks_of("ada")]
+    assert found == [1, 4, 3, 2, 0]
+    paged, before = [], None
+    while page := store.tasks_of("ada", before=before, limit=2):
+        paged += [int(record.task_id[4:]) for record in page]
+        before = (page[-1].updated_at_ms, page[-1].task_id)
+    assert paged == found
+    assert [record.requester_agent_id for record in store.tasks_of("eve")] == ["eve"]
+    assert store.tasks_of("nobody") == []
