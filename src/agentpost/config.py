@@ -18,7 +18,7 @@ from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
-from agentpost.work.settings import WorkSettings
+from agentpost.work.settings import A2aSettings, WorkSettings
 
 __all__ = ["CONFIG_FILE", "Settings", "home_of", "load_settings", "only_home", "save_settings"]
 
@@ -33,7 +33,7 @@ _NUMBERS: Final = ("attempts_per_address", "attempts_per_token")
 _KEYS: Final = (*_TEXTS, *_NUMBERS)
 _LAKE: Final = "lake"
 
-Table = TypeVar("Table", DeliveryPolicy, WorkSettings, Lifetimes)
+Table = TypeVar("Table", DeliveryPolicy, WorkSettings, Lifetimes, A2aSettings)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -58,6 +58,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     work: WorkSettings = WorkSettings()
     # How long the tokens of agents outside the mesh live: the table [external].
     external: Lifetimes = Lifetimes()
+    # Where A2A clients may be notified, besides public addresses: the table [a2a].
+    a2a: A2aSettings = A2aSettings()
     # AUTH-7: for a lab. Said with every start or not at all: no file and no environment turns it on unnoticed.
     insecure_no_proof: bool = False
 
@@ -112,6 +114,7 @@ def load_settings(
         lake=_checked_lake(path, said[_LAKE], file.lake),
         work=file.work,
         external=file.external,
+        a2a=file.a2a,
         insecure_no_proof=insecure_no_proof,
     )
 
@@ -148,6 +151,7 @@ class _File(Struct, frozen=True, kw_only=True):
     lake: dict[str, Any] = {}
     work: WorkSettings = WorkSettings()
     external: Lifetimes = Lifetimes()
+    a2a: A2aSettings = A2aSettings()
 
 
 def _read_file(path: Path) -> _File:
@@ -161,16 +165,17 @@ def _read_file(path: Path) -> _File:
     lake = _read_lake(path, found.pop(_LAKE)) if _LAKE in found else {}
     work = _read_table(path, found, "work", WorkSettings(), page="tasks.md")
     external = _read_table(path, found, "external", Lifetimes(), page="external-agents.md")
+    a2a = _read_table(path, found, "a2a", A2aSettings(), page="a2a.md")
     for key, value in found.items():
         if key not in _KEYS:
-            known = ", ".join((*_KEYS, "[delivery]", "[external]", "[lake]", "[work]"))
+            known = ", ".join((*_KEYS, "[a2a]", "[delivery]", "[external]", "[lake]", "[work]"))
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {known}.")
         # type(), because to isinstance true and false are numbers too.
         if type(value) is not (int if key in _NUMBERS else str):
             kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
     values = {key: str(value) for key, value in found.items()}
-    return _File(values=values, delivery=delivery, lake=lake, work=work, external=external)
+    return _File(values=values, delivery=delivery, lake=lake, work=work, external=external, a2a=a2a)
 
 
 def _read_table(path: Path, found: dict[str, Any], name: str, default: Table, *, page: str) -> Table:

@@ -11,7 +11,7 @@ import pytest
 from agentpost.auth.challenge import make_proof
 from agentpost.auth.wire import ExchangeRequest
 from agentpost.config import Settings
-from agentpost.edges.http.public import public_app
+from agentpost.edges.http.public import PublicDoor
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code
 from agentpost.protocol.snapshot import NodeTier
@@ -73,7 +73,7 @@ async def a_ticket(gateway: Gateway, node_id: str, identity: Identity, nonce: st
 @pytest.mark.req("AUTH-6", "AUTH-8")
 async def test_a_ticket_in_fifty_hands_opens_one_connection_a_thousand_times(gateway: Gateway) -> None:
     """In each of a thousand rounds one of fifty simultaneous connections gets in, and the others are told why not."""
-    gate: Any = public_app(gateway)
+    gate: Any = PublicDoor(gateway)
     identity = an_identity(1)
     for number in range(ROUNDS):
         node_id, token = f"node-{number // ROUNDS_PER_INVITE}", None

@@ -6,10 +6,13 @@ from typing import Final
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = [
+    "A2A_SCOPES",
     "MESSAGE_READ",
     "OPERATION_SCOPES",
     "SCOPES",
     "STATUS_READ",
+    "TASK_CREATE",
+    "TASK_READ",
     "check_scopes",
     "operations_of",
     "require_scope",
@@ -51,6 +54,23 @@ OPERATION_SCOPES: Final[dict[str, tuple[str, ...]]] = {
     "ansible_fail_task": (TASK_COMPLETE,),
 }
 
+# What an agent outside may call over A2A. All of it shows tasks, and so needs TASK_READ besides.
+A2A_SCOPES: Final[dict[str, tuple[str, ...]]] = {
+    "a2a.SendMessage": (TASK_CREATE,),
+    "a2a.SendStreamingMessage": (TASK_CREATE,),
+    "a2a.CancelTask": (TASK_CREATE,),
+    "a2a.GetTask": (TASK_READ,),
+    "a2a.ListTasks": (TASK_READ,),
+    "a2a.SubscribeToTask": (TASK_READ,),
+    "a2a.CreateTaskPushNotificationConfig": (TASK_READ,),
+    "a2a.GetTaskPushNotificationConfig": (TASK_READ,),
+    "a2a.ListTaskPushNotificationConfigs": (TASK_READ,),
+    "a2a.DeleteTaskPushNotificationConfig": (TASK_READ,),
+    "a2a.GetExtendedAgentCard": (TASK_READ,),
+    # So that who may call something is told, in the terms of A2A, what is wrong with the call.
+    "a2a.Unknown": (TASK_READ,),
+}
+
 
 def check_scopes(asked: Iterable[str], *, within: Iterable[str] = SCOPES) -> tuple[str, ...]:
     """The scopes in the order of the list, each once; refused if one of them is not among `within`."""
@@ -75,7 +95,7 @@ def operations_of(granted: Collection[str]) -> tuple[str, ...]:
 
 def require_scope(operation: str, granted: Collection[str]) -> str:
     """The granted scope that lets the operation be called."""
-    needed = OPERATION_SCOPES.get(operation)
+    needed = OPERATION_SCOPES.get(operation) or A2A_SCOPES.get(operation)
     if needed is None:
         raise Refusal(
             Code.SCOPE_DENIED,

@@ -9,6 +9,7 @@ import typer
 
 from agentpost import __version__
 from agentpost.edges.cli import audit, gateway, mail, mcp, mesh, setup, tasks
+from agentpost.edges.cli.a2a import a2a_app
 from agentpost.edges.cli.agent import agent_app
 from agentpost.edges.cli.agents import agents_app
 from agentpost.edges.cli.bench import bench_app
@@ -55,6 +56,7 @@ mcp.register(app)
 setup.register(app)
 app.add_typer(agents_app, name="agents")
 app.add_typer(agent_app, name="agent")
+app.add_typer(a2a_app, name="a2a")
 app.add_typer(capability_app, name="capability")
 app.add_typer(skill_app, name="skill")
 app.add_typer(review_app, name="review")

@@ -11,19 +11,24 @@ from agentpost.auth.external.refusals import Unproven
 from agentpost.auth.limits import RateLimited
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["EXCEPTION_HANDLERS"]
+__all__ = ["EXCEPTION_HANDLERS", "headers_of"]
 
 _log = logging.getLogger(__name__)
 
 _CODES = {404: Code.NOT_FOUND, 413: Code.TOO_LARGE, 429: Code.RATE_LIMITED}
 
 
-def _refused(_request: Request[Any, Any, Any], refusal: Refusal) -> Response[dict[str, Any]]:
-    headers: dict[str, str] = {}
+def headers_of(refusal: Refusal) -> dict[str, str]:
+    """What a refusal says beside its body."""
     if isinstance(refusal, RateLimited):
-        headers["retry-after"] = str(refusal.retry_after_seconds)
-    elif isinstance(refusal, Unproven):
-        headers["www-authenticate"] = f'DPoP error="{refusal.error}", algs="{" ".join(ALGORITHMS)}"'
+        return {"retry-after": str(refusal.retry_after_seconds)}
+    if isinstance(refusal, Unproven):
+        return {"www-authenticate": f'DPoP error="{refusal.error}", algs="{" ".join(ALGORITHMS)}"'}
+    return {}
+
+
+def _refused(_request: Request[Any, Any, Any], refusal: Refusal) -> Response[dict[str, Any]]:
+    headers = headers_of(refusal)
     return Response(refusal.to_wire(), status_code=refusal.status, media_type=MediaType.JSON, headers=headers)
 
 

@@ -4,7 +4,6 @@ The token is in `Authorization: DPoP …` and the proof in `DPoP`; neither is ev
 """
 
 import asyncio
-import ipaddress
 from typing import Annotated, Any, Final
 
 from litestar import Request, post
@@ -14,7 +13,6 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from msgspec import Struct
 
 from agentpost.auth.external.admission import Admitted
-from agentpost.auth.external.proofs import url_key
 from agentpost.auth.external.wire import (
     Call,
     ContextGrant,
@@ -25,6 +23,7 @@ from agentpost.auth.external.wire import (
     RevokeRequest,
     SessionGrant,
 )
+from agentpost.edges.http.calls import call_from
 from agentpost.edges.operations import Caller, Desk, Done, run_operation
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -109,14 +108,18 @@ async def run_admitted(gateway: Gateway, admitted: Admitted, operation: str, arg
 
 
 class AgentDoor:
-    """Puts the nonce that the next proof has to name on every answer to an agent outside, good or bad."""
+    """Puts the nonce that the next proof has to name on every answer to an agent outside, good or bad.
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    `also` are the beginnings of more paths that such agents call.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, *, also: tuple[str, ...] = ()) -> None:
         self._app = app
         self._gateway = gateway
+        self._paths = (_PATH, MCP_PATH, *also)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith((_PATH, MCP_PATH)):
+        if scope["type"] != "http" or not scope["path"].startswith(self._paths):
             await self._app(scope, receive, send)
             return
 
@@ -130,39 +133,4 @@ class AgentDoor:
 
 
 async def call_of(gateway: Gateway, request: AnyRequest) -> Call:
-    return Call(
-        method=request.method,
-        urls=_urls(gateway, request),
-        address=request.client.host if request.client else "unknown",
-        origin=_only(request, b"origin", ""),
-        authorization=_only(request, b"authorization"),
-        proof=_only(request, b"dpop"),
-        body=await request.body(),
-    )
-
-
-def _only(request: AnyRequest, name: bytes, several: str | None = None) -> str | None:
-    """The value of a header that is there once; `several` if it is there more often: nobody picks the one he likes."""
-    found = [value for each, value in request.scope["headers"] if each.lower() == name]
-    if not found:
-        return None
-    return found[0].decode("latin-1") if len(found) == 1 else several
-
-
-def _urls(gateway: Gateway, request: AnyRequest) -> frozenset[str]:
-    """The URLs that this request can have been sent to. What the request says of that (Host) is not asked."""
-    bases = [gateway.settings.public_url or "", gateway.url]
-    if (server := request.scope["server"]) is not None and server[1] is not None:
-        host, port = server
-        bases.append(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        if _is_loopback(host):
-            bases.append(f"http://localhost:{port}")
-    path = request.scope["path"]
-    return frozenset(key for base in bases if base and (key := url_key(base + path)) is not None)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return call_from(gateway, request.scope, await request.body())

@@ -7,6 +7,7 @@ from litestar.params import Body
 from msgspec import Struct
 
 from agentpost.auth.invites import DEFAULT_TTL_SECONDS, NewInvite
+from agentpost.edges.http.a2a import a2a_operator_routes
 from agentpost.edges.http.agents import agent_routes
 from agentpost.edges.http.capabilities import capability_routes
 from agentpost.edges.http.coordination import coordination_routes
@@ -139,6 +140,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
             *review_routes(gateway),
             *delegation_routes(gateway),
             *external_operator_routes(gateway),
+            *a2a_operator_routes(gateway),
             *migration_routes(gateway),
             status,
             shutdown,

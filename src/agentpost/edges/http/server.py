@@ -13,7 +13,7 @@ from websockets.frames import Frame
 
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.patience import PatientHttp
-from agentpost.edges.http.public import public_app
+from agentpost.edges.http.public import PublicDoor
 from agentpost.edges.legacy_room import LegacyRoomLink
 from agentpost.edges.mailbox.http import MailboxDoor
 from agentpost.edges.seed_link import SeedLinks
@@ -63,14 +63,16 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
     tasks = TaskOwner("http")
     seeds = SeedLinks(gateway)
     legacy = LegacyRoomLink(gateway)
+    door = PublicDoor(gateway)
     try:
         seeds.start()
         legacy.start()
+        door.a2a.start()
         with (
             contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
             _operator_socket(gateway.settings.home) as private,
         ):
-            servers = [_server(public_app(gateway)), _server(_with_mailbox(gateway, seeds))]
+            servers = [_server(door), _server(_with_mailbox(gateway, seeds))]
             runs = [
                 tasks.spawn(server.serve(sockets=[at]), name=name)
                 for server, at, name in zip(servers, (public, private), ("public", "operator"), strict=True)
@@ -88,6 +90,7 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
                 server.should_exit = True
             await asyncio.gather(*runs)
     finally:
+        await door.a2a.close()
         await legacy.close()
         await seeds.close()
         await tasks.close()
