@@ -21,7 +21,7 @@ __all__ = ["Attempt", "answered", "exchanged", "invited", "invoked", "key_rotate
 # What somebody says of himself before he has proven anything is no actor.
 _ANONYMOUS: Final = "anonymous"
 # Forms that no token has, and that cannot break a line: what fits neither is left out.
-_is_operation = re.compile(r"[a-z][a-z_-]{0,63}").fullmatch
+_is_operation = re.compile(r"[a-z][a-z_-]{0,63}|a2a\.[A-Za-z]{1,40}").fullmatch
 _is_agent_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}").fullmatch
 
 

@@ -36,7 +36,7 @@ _TOKEN: Final = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
 _MEDIA_TYPE: Final = "application/a2a+json"
 _TIMEOUT_SECONDS: Final = 10.0
 _AT_ONCE: Final = 8
-_LOOK_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.25
 # Half an hour in all.
 RETRIES: Final = RetryPolicy(base_seconds=1, factor=4, max_delay_seconds=600, max_attempts=8, jitter_share=0.2)
 
