@@ -87,7 +87,7 @@ def test_a_task_is_delegated_to_another_machine_and_comes_back(tmp_path: Path) -
 
 @pytest.mark.req("TASK-3", "TASK-5", "OPS-2", "OPS-5")
 def test_the_commands_of_tasks(home: Path) -> None:
-    """Create, list, show, claim, update, complete and fail work from the command line, and say no in one shape."""
+    """Create, list, show, claim, update, complete, fail and cancel work as commands, and say no in one shape."""
     for agent in ("ada", "bob"):
         command(home, "agents", "add", agent)
     made = command(home, "task", "create", "Build v2", "--from", "ada", "--to", "bob", "--deadline", "2h")
@@ -114,6 +114,11 @@ def test_the_commands_of_tasks(home: Path) -> None:
     command(home, "task", "claim", other, "--agent", "bob", "--eta", "30m")
     failed = command(home, "task", "fail", other, "No changelog.", "--agent", "bob", "--class", "missing")
     assert failed["state"] == "failed"
+    last = command(home, "task", "create", "Build v4", "--from", "ada", "--to", "bob")["taskId"]
+    assert command(home, "task", "cancel", last, "--agent", "bob")["error"]["code"] == "invalid_transition"
+    assert command(home, "task", "cancel", last, "--agent", "ada")["state"] == "canceled"
+    assert command(home, "task", "cancel", last, "--agent", "ada")["error"]["code"] == "invalid_transition"
+    assert "canceled" in run(home, "task", "show", last).stdout
     assert command(home, "rebuild", "--check")["differing"] == []
     for bad in (
         ("task", "create", "x", "--from", "ada", "--to", "nobody"),
@@ -152,6 +157,7 @@ def test_the_description_of_the_api_has_the_tasks(home: Path) -> None:
         "/ansible/tasks/{task_id}/update",
         "/ansible/tasks/{task_id}/complete",
         "/ansible/tasks/{task_id}/fail",
+        "/ansible/tasks/{task_id}/cancel",
         "/ansible/agents/{agent_id}/context",
         "/ansible/coordination",
         "/ansible/rebuild",

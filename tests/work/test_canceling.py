@@ -18,7 +18,7 @@ async def canceled_at(mesh: Mesh, node: Node, worker: Node, *, state: TaskState)
     if state is TaskState.IN_PROGRESS:
         await worker.tasks.update(offered.task_id, "bob", progress=10)
     await mesh.rest()
-    await node.tasks.offering.cancel(node.tasks.get(offered.task_id))
+    assert (await node.tasks.cancel(offered.task_id, "ada")).state == "canceled"
     return offered.task_id
 
 
@@ -45,7 +45,7 @@ async def test_a_canceled_task_is_over_for_everybody(mesh: Mesh, where: str, sta
             await move
         assert refused.value.code is Code.INVALID_TRANSITION
     with pytest.raises(Refusal) as again:
-        await node.tasks.offering.cancel(node.tasks.get(task_id))
+        await node.tasks.cancel(task_id, "ada")
     assert again.value.code is Code.INVALID_TRANSITION
 
 
@@ -72,7 +72,9 @@ async def test_a_task_that_has_ended_is_not_canceled(mesh: Mesh) -> None:
     await mesh.rest()
     await node.tasks.claim(offered.task_id, "bob", eta_seconds=60)
     await node.tasks.complete(offered.task_id, "bob", result_summary="Done.")
+    with pytest.raises(Refusal, match="asked for by ada"):
+        await node.tasks.cancel(offered.task_id, "bob")
     with pytest.raises(Refusal) as refused:
-        await node.tasks.offering.cancel(node.tasks.get(offered.task_id))
+        await node.tasks.cancel(offered.task_id, "ada")
     assert refused.value.code is Code.INVALID_TRANSITION
     assert node.tasks.get(offered.task_id).state is TaskState.COMPLETED

@@ -134,7 +134,7 @@ class Offering:
         (receipt,) = await self._publisher.post([(event, placement, content)], also=told)
         return receipt
 
-    async def cancel(self, record: TaskRecord) -> None:
+    async def cancel(self, record: TaskRecord) -> EventId:
         """Take back a task of this gateway, in the name of its requester: nobody can say anything of it any more.
 
         An agent that is busy with it may not hear of that before it has done the work; the result is refused then.
@@ -147,6 +147,7 @@ class Offering:
             )
         told = cancellation(self._maker, record, self._who_had(record))
         await self._publisher.publish(told, content=Content())
+        return told.event_id
 
     def _who_had(self, record: TaskRecord) -> set[str | None]:
         """The gateways that know of the present round."""

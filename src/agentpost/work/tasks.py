@@ -219,6 +219,19 @@ class Tasks:
         await self._append(record, agent_id, move)
         return self._moved(self.get(task_id), move)
 
+    async def cancel(self, task_id: str, agent_id: str) -> Moved:
+        """Take a task back that is not over; only who asked for it can. What its worker says later is refused."""
+        record = self._expect_local(task_id, agent_id)
+        if record.requester_agent_id != agent_id:
+            raise Refusal(
+                Code.INVALID_TRANSITION,
+                f"task {record.task_id} was asked for by {record.requester_agent_id}",
+                hint="Only its requester cancels a task; who has it can fail it.",
+            )
+        event_id = await self.offering.cancel(record)
+        self._engine.wakeups.tasks_moved([record.task_id])
+        return Moved(task_id=record.task_id, event_id=event_id, state="canceled")
+
     async def rebuild(self, *, check_only: bool = False) -> TasksRebuilt:
         """Make the tasks anew from their events, and say which were kept otherwise."""
         return await self._store.rebuild_tasks(check_only=check_only)

@@ -64,7 +64,8 @@ def session_of(gateway: Served, name: str, scopes: tuple[str, ...] = SCOPES, **m
 
 
 def plain_http(session: AgentClient) -> httpx.AsyncClient:
-    return httpx.AsyncClient(auth=Proven(session), timeout=PATIENCE_SECONDS, verify=NO_TLS)
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(auth=Proven(session), timeout=PATIENCE_SECONDS, verify=NO_TLS, limits=limits)
 
 
 @asynccontextmanager

@@ -5,6 +5,9 @@ Whoever calls is authenticated here, before the SDK sees a byte; there is no sec
 
 import asyncio
 import re
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -31,6 +34,7 @@ _CARD: Final = "/.well-known/agent-card.json"
 _PLACE: Final = re.compile(r"/a2a/([^/]+)(/.*)?")
 _MOST_BODY_BYTES: Final = 1_048_576
 _CARD_SECONDS: Final = 60
+_MOST_AT_ONCE: Final = 64
 
 
 class A2aDoor:
@@ -42,6 +46,8 @@ class A2aDoor:
         self._exposures = Exposures(gateway.store, gateway.engine.room, gateway.clock)
         self._service: A2aService | None = None
         self._loading = asyncio.Lock()
+        # Calls and streams of each session at this moment.
+        self._open: Counter[str] = Counter()
         self._tasks = TaskOwner("a2a door")
 
     def start(self) -> None:
@@ -89,9 +95,16 @@ class A2aDoor:
             raise _nothing_here()
         external = self._gateway.external
         admitted = await external.admit(call_from(self._gateway, scope, body), operation=f"a2a.{method}")
-        with external.calls.within(admitted.session.session_id) as ended:
+        session_id = admitted.session.session_id
+        with external.calls.within(session_id) as ended, self._counted(session_id):
             visit = Visit(admitted=admitted, exposed=exposed, ended=ended)
             try:
+                if self._open[session_id] > _MOST_AT_ONCE:
+                    raise Refusal(
+                        Code.RATE_LIMITED,
+                        f"this session has {_MOST_AT_ONCE} calls open already",
+                        hint="End a stream, or wait for one of them to end.",
+                    )
                 if TASK_READ not in admitted.scopes:
                     # Whatever is asked for, a task is shown.
                     raise Refusal(Code.SCOPE_DENIED, f"A2A needs the scope {TASK_READ} as well", field="scope")
@@ -101,7 +114,19 @@ class A2aDoor:
                 visit.refusal = refusal
                 raise
             finally:
-                await external.answered(admitted, refusal=visit.refusal, corr_id=visit.corr_id)
+                # Also if the caller breaks it off, which ends the task that runs here.
+                told = external.answered(admitted, refusal=visit.refusal, corr_id=visit.corr_id)
+                await asyncio.shield(self._tasks.spawn(told, name="audit"))
+
+    @contextmanager
+    def _counted(self, session_id: str) -> Generator[None]:
+        self._open[session_id] += 1
+        try:
+            yield
+        finally:
+            self._open[session_id] -= 1
+            if not self._open[session_id]:
+                del self._open[session_id]
 
     async def _loaded(self) -> "A2aService":
         """The SDK, and what stands on it. It takes a moment to load, and nobody else has to wait for that."""

@@ -6,6 +6,7 @@ from a2a.utils.errors import (
     A2AError,
     InternalError,
     InvalidParamsError,
+    InvalidRequestError,
     TaskNotFoundError,
     UnsupportedOperationError,
 )
@@ -17,6 +18,8 @@ __all__ = ["as_a2a"]
 _ERRORS: Final[dict[Code, type[A2AError]]] = {
     Code.NOT_FOUND: TaskNotFoundError,
     Code.INVALID_TRANSITION: UnsupportedOperationError,
+    Code.INVALID_ACCESS_TOKEN: InvalidRequestError,
+    Code.SCOPE_DENIED: InvalidRequestError,
     Code.STORAGE_FULL: InternalError,
     Code.STORAGE_FAILED: InternalError,
     Code.STORAGE_CORRUPT: InternalError,

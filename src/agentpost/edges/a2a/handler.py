@@ -44,7 +44,7 @@ from agentpost.edges.a2a.states import ENDS
 from agentpost.edges.a2a.visiting import VISIT, Visit
 from agentpost.edges.a2a.watching import LONGEST_WAIT_SECONDS, is_settled
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import TaskId
+from agentpost.protocol.ids import EventId, TaskId
 
 __all__ = ["Handler"]
 
@@ -160,12 +160,11 @@ class Handler(RequestHandler):
         visit = _visit(context)
         record, _ = self._parts.sending.expect(visit, params.id)
         try:
-            await self._parts.tasks.offering.cancel(record)
+            await self._parts.tasks.cancel(record.task_id, visit.peer_id)
         except Refusal as refusal:
             if refusal.code is not Code.INVALID_TRANSITION:
                 raise
             raise as_a2a(refusal, TaskNotCancelableError) from None
-        self._parts.moved(record.task_id)
         return await self._shown(visit, self._read(visit, record.task_id), None)
 
     @_answers
@@ -214,15 +213,15 @@ class Handler(RequestHandler):
 
     async def _told(self, visit: Visit, task_id: TaskId, config: Any) -> AsyncIterator[Event]:
         """The task as it stands, then every step, until it is the peer's turn."""
-        seen = 0
+        seen: set[EventId] = set()
         async for told in self._looks(visit, task_id):
-            if seen == 0:
+            if not seen:
                 yield await self._shown(visit, told, config)
             else:
                 for event in told.events(seen):
                     yield event
                 await self._parts.settle(visit.peer_id, told)
-            seen = len(told.steps)
+            seen.update(step.event_id for step in told.steps)
             if is_settled(told):
                 return
 
@@ -236,7 +235,10 @@ class Handler(RequestHandler):
                 woken.clear()
                 yield self._read(visit, task_id)
                 seconds = left_seconds - (clock.monotonic_ms() - since_ms) / 1000
-                if not await self._parts.watch.first(woken, visit.ended, seconds=seconds):
+                is_woken = await self._parts.watch.first(woken, visit.ended, seconds=seconds)
+                if visit.ended.is_set():
+                    raise Refusal(Code.INVALID_ACCESS_TOKEN, "the session was revoked while this call waited")
+                if not is_woken:
                     return
 
     def _read(self, visit: Visit, task_id: str) -> Told:

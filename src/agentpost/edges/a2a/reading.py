@@ -1,6 +1,6 @@
 """A task and what was said about it, as A2A has it. Nothing is kept for this: it is made anew from the events."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from a2a.server.events import Event as StreamEvent
 from a2a.types import (
@@ -80,9 +80,11 @@ class Told(Struct, frozen=True, kw_only=True):
             metadata=_metadata(self.record) or None,
         )
 
-    def events(self, after: int) -> Iterator[StreamEvent]:
-        """What happened after the first `after` steps, as a stream tells it."""
-        for step in self.steps[after:]:
+    def events(self, seen: Collection[EventId]) -> Iterator[StreamEvent]:
+        """What happened besides the steps that were `seen`, as a stream tells it."""
+        for step in self.steps:
+            if step.event_id in seen:
+                continue
             if step.artifact is not None:
                 yield TaskArtifactUpdateEvent(
                     task_id=self.record.task_id,
@@ -198,15 +200,9 @@ class Reader:
         if not found or any(each.state is not DeliveryState.DEAD_LETTER for each in found):
             return None
         text = f"It could not be delivered ({found[0].reason or 'undeliverable'}), and waits for an operator."
-        message = agent_message(
-            text,
-            message_id=f"{record.create_event_id}/undelivered",
-            task_id=record.task_id,
-            context_id=known.context_id,
-        )
-        return Step(
-            at_ms=record.updated_at_ms, event_id=record.create_event_id, state=A2aState.SUBMITTED, message=message
-        )
+        name = EventId(f"{record.create_event_id}/undelivered")
+        message = agent_message(text, message_id=name, task_id=record.task_id, context_id=known.context_id)
+        return Step(at_ms=record.updated_at_ms, event_id=name, state=A2aState.SUBMITTED, message=message)
 
     def _content(self, event: Event) -> Content:
         try:

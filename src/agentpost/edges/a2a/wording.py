@@ -70,8 +70,9 @@ def user_message(content: Content, *, message_id: str, task_id: str, context_id:
     message = _from_whole(context)
     if message is None:
         text = content.description if content.title is not None else content.body
-        parts = [text_part(text)] if text else []
-        message = Message(parts=parts if context is None else [*parts, data_part(context)])
+        data = [] if context is None else [data_part(context)]
+        # Without both it was pruned since: a message has a part all the same.
+        message = Message(parts=[text_part(text or ""), *data] if text or not data else data)
     message.message_id, message.task_id, message.context_id = message_id, task_id, context_id
     message.role = Role.ROLE_USER
     return message

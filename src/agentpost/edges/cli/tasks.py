@@ -228,6 +228,18 @@ def fail(
     _move(client, task_id, "fail", body, output)
 
 
+@task_app.command(epilog="Example: [bold]agentpost task cancel tsk_01K… --agent architect[/bold]")
+def cancel(
+    task_id: TaskArgument,
+    agent: AgentOption = None,
+    home: HomeOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Take a task back that is not over. Only who asked for it can; what its worker says later is refused."""
+    client = OperatorClient(home_of(None, home=home))
+    _move(client, task_id, "cancel", {"agentId": agent or only_agent(client)}, output)
+
+
 def context(
     agent: AgentOption = None,
     max_bytes: Annotated[
@@ -301,6 +313,8 @@ def _row(line: dict[str, Any], now_ms: float) -> tuple[str, ...]:
 
 def _state(task: dict[str, Any]) -> str:
     state: str = task.get("state", "created")
+    if task.get("isCanceled"):
+        return "canceled"
     if task.get("isWithdrawn"):
         return "withdrawn"
     failure: str = task.get("failureClass") or ""

@@ -43,6 +43,12 @@ class FailTask(Fail, frozen=True, kw_only=True, rename="camel", forbid_unknown_f
     agent_id: str
 
 
+class CancelTask(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Who asked for it."""
+
+    agent_id: str
+
+
 class Rebuild(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     check: bool = False
 
@@ -96,6 +102,11 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         """The requester always hears of it."""
         return await gateway.office.tasks.fail(task_id, **asdict(data))
 
+    @post("/ansible/tasks/{task_id:str}/cancel", status_code=200, summary="Cancel a task", tags=["tasks"])
+    async def cancel(task_id: str, data: Annotated[CancelTask, Body()]) -> Moved:
+        """Only who asked for it may, until it is over. What its worker says later is refused."""
+        return await gateway.office.tasks.cancel(task_id, data.agent_id)
+
     @post("/ansible/rebuild", status_code=200, summary="Rebuild the tasks from their events", tags=["tasks"])
     async def rebuild(data: Annotated[Rebuild, Body()]) -> TasksRebuilt:
         """What is listed is a projection. This makes it anew, and says which tasks were kept otherwise."""
@@ -111,4 +122,4 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         """One bounded block: unread mail, open tasks, who is there. All of it is data, marked as such."""
         return gateway.office.contexts.block(agent_id, max_bytes=max_bytes)
 
-    return [context, create, create_each, list_tasks, show, claim, update, complete, fail, rebuild]
+    return [context, create, create_each, list_tasks, show, claim, update, complete, fail, cancel, rebuild]
