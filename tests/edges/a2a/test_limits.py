@@ -34,9 +34,10 @@ async def test_a_revoked_session_hears_nothing_more(post: Post, binding: str) ->
 @pytest.mark.req("EXT-5")
 async def test_a_session_holds_so_many_calls_open_and_no_more(post: Post) -> None:
     """One stream more than that is refused, until one of the others ends."""
-    async with client_of(post.peer("greedy"), "scribe", streaming=False) as client:
+    greedy = post.peer("greedy")
+    async with client_of(greedy, "scribe", streaming=False) as client, client_of(greedy, "scribe") as listener:
         task_id = (await sent(client, words(now=True))).id
-        streams: list[Any] = [client.subscribe(SubscribeToTaskRequest(id=task_id)) for _ in range(MOST_AT_ONCE)]
+        streams: list[Any] = [listener.subscribe(SubscribeToTaskRequest(id=task_id)) for _ in range(MOST_AT_ONCE)]
         for stream in streams:
             await anext(stream)
         with pytest.raises(A2AClientError, match="429"):
