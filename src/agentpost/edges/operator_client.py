@@ -12,7 +12,7 @@ import msgspec
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["AsyncOperatorClient", "OperatorClient", "Query", "path_of"]
+__all__ = ["AsyncOperatorClient", "OperatorClient", "Query", "answer_of", "path_of"]
 
 _TIMEOUT_SECONDS: Final = 10.0
 _LISTENING: Final = httpx.Timeout(_TIMEOUT_SECONDS, read=None)
@@ -50,7 +50,7 @@ class OperatorClient:
             ):
                 if not response.is_success:
                     response.read()
-                    _answer(response)
+                    answer_of(response)
                 yield from (msgspec.json.decode(line) for line in response.iter_lines() if line.strip())
         except httpx.TransportError:
             raise Refusal(Code.UNAVAILABLE, f"the gateway of {self._home} is gone, or was not there") from None
@@ -62,7 +62,7 @@ class OperatorClient:
                 response = http.request(method, path, json=body, params=query)
         except httpx.TransportError as error:
             raise _unreached(self._home, error) from None
-        return _answer(response)
+        return answer_of(response)
 
 
 class AsyncOperatorClient:
@@ -113,7 +113,7 @@ class AsyncOperatorClient:
             )
         except httpx.TransportError as error:
             raise _unreached(self._home, error) from None
-        return _answer(response)
+        return answer_of(response)
 
 
 def path_of(*parts: str) -> str:
@@ -131,7 +131,8 @@ def _unreached(home: Path, error: httpx.TransportError) -> Refusal:
     )
 
 
-def _answer(response: httpx.Response) -> Any:
+def answer_of(response: httpx.Response) -> Any:
+    """What a gateway answered, or the refusal that it answered with."""
     answer = response.json()
     if response.is_success:
         return answer

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mcp.client.client import Client as McpClient
 from mcp.client.stdio import StdioServerParameters
+from mcp.shared.exceptions import MCPError
 
 from agentpost import Client
 from tests.edges.running import RunningGateway, running_gateway
@@ -124,13 +125,14 @@ async def test_a_refusal_tells_the_model_what_to_do(gateway: RunningGateway) -> 
             ("ansible_read_messages", {"eventIds": ["../../etc/passwd"]}, "not_found"),
             ("ansible_delegate_task", {"title": "x", "requiredCapabilities": ["cap.none"]}, "no_route"),
             ("ansible_send_message", {"to": ["codex"], "body": "hi"}, "invalid_field"),
-            ("ansible_delete_everything", {}, "scope_denied"),
         ):
             result = await claude.call_tool(tool, arguments)
             (said,) = result.content
             assert result.is_error
             assert said.text.startswith(f"{code}: ")  # pyright: ignore[reportAttributeAccessIssue]
             assert "What to do: " in said.text  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(MCPError, match="there is no tool"):
+            await claude.call_tool("ansible_delete_everything", {})
         assert (await call(claude, "ansible_dead_letters"))["deadLetters"] == []
 
 

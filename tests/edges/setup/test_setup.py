@@ -1,14 +1,17 @@
 """`agentpost setup` on real configuration files, in a scratch home: merged, repeatable, and undone to the byte."""
 
 import json
+import resource
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from agentpost.edges.cli.main import app
-from agentpost.protocol.errors import Refusal
+from agentpost.protocol.errors import Code, Refusal
 from tests.edges.running import agentpost, running_gateway
 
 CLAUDE_SETTINGS = """{
@@ -77,6 +80,8 @@ def test_all_programs_are_set_up_and_put_back_to_the_byte(home: Path) -> None:
     assert after[".codex/config.toml"].startswith(CODEX.encode())
     gemini = json.loads(after[".gemini/settings.json"])
     assert (gemini["theme"], gemini["mcpServers"].keys()) == ("Grün", {"other", "agentpost"})
+    assert gemini["hooks"].keys() == {"SessionStart", "AfterAgent"}
+    assert json.loads(after[".codex/hooks.json"])["hooks"].keys() == {"SessionStart", "Stop"}
     assert json.loads(after[".openclaw/openclaw.json"])["mcp"]["servers"].keys() == {"fs", "agentpost"}
     assert after[".agents/skills/agentpost/SKILL.md"].startswith(b"---\nname: agentpost\n")
     assert "nothing to change" in setup(home, "all").output
@@ -89,7 +94,8 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(home: Path) -> None:
     """`--dry-run` prints what would be added, file by file."""
     before = files_of(home)
     said = setup(home, "codex", "--dry-run", "-o", "json").stdout
-    (config, skill) = json.loads(said)["changed"]
+    (config, hooks, skill) = json.loads(said)["changed"]
+    assert hooks["path"] == str(home / ".codex/hooks.json")
     assert config["path"] == str(home / ".codex/config.toml")
     assert "+[mcp_servers.agentpost]" in config["diff"]
     assert skill["diff"].startswith("--- /dev/null")
@@ -143,13 +149,64 @@ def test_a_file_that_cannot_be_understood_stops_everything(home: Path, name: str
     assert files_of(home) == before
 
 
-def test_a_hook_that_waits_is_given_the_time_for_it(home: Path) -> None:
-    """With `--wake` the stop hook waits, and the program is told not to end it before."""
-    setup(home, "claude", "--wake", "10m")
-    settings = json.loads((home / "project/.claude/settings.json").read_text())
-    (hook,) = settings["hooks"]["Stop"][-1]["hooks"]
-    assert hook["command"].endswith("hook stop --agent claude --wait 600s")
-    assert hook["timeout"] > 600
+@pytest.mark.parametrize(
+    ("program", "file", "event", "seconds"),
+    [
+        ("claude", "project/.claude/settings.json", "Stop", 1),
+        ("codex", ".codex/hooks.json", "Stop", 1),
+        ("gemini", ".gemini/settings.json", "AfterAgent", 1000),
+    ],
+)
+def test_a_hook_that_waits_is_given_the_time_for_it(
+    home: Path, program: str, file: str, event: str, seconds: int
+) -> None:
+    """With `--wake` the stop hook waits, and the program is told, in its own unit, not to end it before."""
+    setup(home, program, "--wake", "10m")
+    (hook,) = json.loads((home / file).read_text())["hooks"][event][-1]["hooks"]
+    assert hook["command"].endswith(f"hook stop --agent {program} --wait 600s")
+    assert 600 < hook["timeout"] / seconds < 700
+
+
+def test_a_skill_that_somebody_changed_is_theirs(home: Path) -> None:
+    """`--remove` leaves it and says so; a second setup keeps their words, and gives them back."""
+    setup(home, "codex")
+    skill = home / ".agents/skills/agentpost/SKILL.md"
+    ours, theirs = skill.read_text(), skill.read_text() + "\nAlways answer in verse.\n"
+    skill.write_text(theirs)
+    assert f"left {skill}" in setup(home, "codex", "--remove").output.replace("\n", "")
+    assert (skill.read_text(), (home / ".codex/config.toml").read_text()) == (theirs, CODEX)
+    setup(home, "codex")
+    assert skill.read_text() == ours
+    setup(home, "codex", "--remove")
+    assert skill.read_text() == theirs
+
+
+@contextmanager
+def disk_that_takes(most_bytes: int) -> Iterator[None]:
+    """No file can be made longer than this: a write fails in the middle, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 100, 200, 300, 400, 600, 800, 1000, 1500])
+def test_a_full_disk_leaves_every_file_whole(home: Path, most_bytes: int) -> None:
+    """Wherever a write fails: each file is as it was or as it should be, nothing else is there, and it is undone."""
+    before = files_of(home)
+    setup(home, "all")
+    after = files_of(home)
+    setup(home, "all", "--remove")
+    with disk_that_takes(most_bytes), pytest.raises(Refusal) as refused:
+        setup(home, "all")
+    assert refused.value.code is Code.STORAGE_FULL
+    found = files_of(home)
+    assert [name for name, content in found.items() if content not in (before.get(name), after.get(name))] == []
+    assert before.keys() <= found.keys()
+    setup(home, "all", "--remove")
+    assert files_of(home) == before
 
 
 def test_an_unknown_program_is_refused(home: Path) -> None:
@@ -176,8 +233,10 @@ def test_the_hook_tells_of_new_mail_once(tmp_path: Path) -> None:
             assert "ada@vps-jane" in said["reason"]
             assert "IGNORE" not in said["reason"]
             assert agentpost(*hook).stdout == ""
-        started = agentpost("hook", "start", "--agent", "claude", "--home", str(node)).stdout
-        assert started.startswith("2 unread on agentpost for claude")
+        started = json.loads(agentpost("hook", "start", "--agent", "claude", "--home", str(node)).stdout)
+        context = started["hookSpecificOutput"]
+        assert context["hookEventName"] == "SessionStart"
+        assert context["additionalContext"].startswith("2 unread on agentpost for claude")
     # A gateway that is gone is no reason to keep anybody from stopping.
     gone = agentpost(*hook)
     assert (gone.returncode, gone.stdout) == (0, "")

@@ -1,5 +1,7 @@
 """`agent`: agents outside the mesh (Claude Code, Codex, a script), what they may do here, and until when."""
 
+import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +11,7 @@ from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
+from agentpost.edges.outside import OutsideClient
 
 __all__ = ["agent_app"]
 
@@ -17,6 +20,36 @@ agent_app = typer.Typer(
     rich_markup_mode="rich",
     help="Agents outside the mesh: invite them, see their sessions, end them.",
 )
+
+
+@agent_app.command(
+    epilog="Example: [bold]agentpost agent accept --url https://vps-jane.example --agent codex --token agp_invite_… "
+    "--credentials ~/codex.json[/bold]"
+)
+def accept(
+    url: Annotated[str, typer.Option("--url", help="Where the gateway is, as https://vps-jane.example.")],
+    agent: Annotated[str, typer.Option("--agent", help="The agent that was invited.")],
+    credentials: Annotated[Path, typer.Option("--credentials", help="The file to write, for its owner only.")],
+    token: Annotated[
+        str, typer.Option("--token", envvar="AGENTPOST_TOKEN", help="The token of the invite.", show_default=False)
+    ],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Take an invite to a gateway elsewhere: makes a key, gets a session, and keeps both in a file.
+
+    `agentpost mcp --credentials FILE` serves the agent's post from it to a model.
+    """
+
+    async def take() -> tuple[str, ...]:
+        accepting = OutsideClient.accept(credentials.expanduser(), url=url, agent_id=agent, invite_token=token)
+        async with await accepting as outside:
+            return outside.scopes
+
+    scopes = asyncio.run(take())
+    if output is Format.JSON:
+        print_json({"agentId": agent, "url": url, "credentials": str(credentials), "scopes": list(scopes)})
+    else:
+        stdout.print(f"{escape(agent)} has a session at {escape(url)}: {', '.join(scopes)}", highlight=False)
 
 
 @agent_app.command(

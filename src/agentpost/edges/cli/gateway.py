@@ -140,7 +140,7 @@ def up(
 
 def quiet_libraries() -> None:
     """Libraries log what they were asked, which may hold secrets (AUTH-9); ours never do."""
-    for noisy in ("httpx", "httpcore", "uvicorn", "websockets"):
+    for noisy in ("httpx", "httpcore", "uvicorn", "websockets", "mcp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,25 +21,38 @@ def register(app: typer.Typer) -> None:
 
 def mcp(
     agent: Annotated[
-        str, typer.Option("--agent", "-a", envvar="AGENTPOST_AGENT", help="Whose post it is.", show_default=False)
-    ],
+        str | None,
+        typer.Option("--agent", "-a", envvar="AGENTPOST_AGENT", help="Whose post it is.", show_default=False),
+    ] = None,
+    credentials: Annotated[
+        Path | None,
+        typer.Option("--credentials", help="Instead: those of an agent outside, from `agentpost agent accept`."),
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Serve the post of one agent to a model, as an MCP server over stdin and stdout.
 
-    Clients start this by themselves once they are set up. The agent is added to the gateway if it is not there.
+    Clients start this by themselves once they are set up. The agent is added to the gateway if it is not there. With
+    --credentials no gateway runs on this machine: calls go to the one that invited the agent, with proof of its key.
     """
+    if agent is None and credentials is None:
+        raise Refusal(Code.INVALID_FIELD, "name the agent with --agent, or its --credentials", field="agent")
     if find_spec("mcp") is None:
         raise Refusal(
             Code.UNAVAILABLE, "the MCP SDK is not installed", hint="Install it with: pip install 'agentpost[mcp]'"
         )
     from agentpost.edges.mcp.posts import LocalPost
     from agentpost.edges.mcp.server import serve_stdio
+    from agentpost.edges.outside import OutsideClient
     from agentpost.edges.sdk.client import Client
 
     quiet_libraries()
 
     async def serve() -> None:
+        if credentials is not None:
+            async with OutsideClient(credentials) as outside:
+                await serve_stdio(outside)
+            return
         async with Client(agent, home=home_of(None, home=home)) as client:
             await client.register()
             await serve_stdio(LocalPost(client.calls, client.agent))

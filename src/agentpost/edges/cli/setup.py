@@ -41,7 +41,7 @@ def setup(
     project: Annotated[Path, typer.Option("--project", help="The directory that Claude Code works in.")] = Path(),
     wake: Annotated[
         str | None,
-        typer.Option("--wake", help="Have an idle Claude Code wait so long for mail when it stops, as 10m."),
+        typer.Option("--wake", help="Have an idle program wait so long for mail when it stops, as 10m."),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Put everything back as it was.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
@@ -67,6 +67,7 @@ def setup(
         edits = [edit for edit in edits_of(name, wish) if not remove or not _is_shared(edit, chosen, wish, ledger)]
         planned |= {edit.path: (edit, ledger.to_undo(edit) if remove else ledger.to_make(edit)) for edit in edits}
     changes = [(edit, change) for edit, change in planned.values() if not change.is_none]
+    left = [str(edit.path) for edit, change in planned.values() if remove and _is_left(edit, change, ledger)]
     backups: list[str] = []
     if not dry_run:
         for edit, change in changes:
@@ -76,9 +77,11 @@ def setup(
                 backups.append(str(backup))
     if output is Format.JSON:
         shown = [{"path": str(change.path), "diff": _diff(change)} for _, change in changes]
-        print_json({"changed": shown, "backups": backups, "dryRun": dry_run})
+        print_json({"changed": shown, "backups": backups, "left": left, "dryRun": dry_run})
         return
     _print_changes([change for _, change in changes], dry_run=dry_run, remove=remove)
+    for path in left:
+        stdout.print(f"left {escape(path)}: somebody has changed it since", highlight=False, soft_wrap=True)
 
 
 def _chosen(client: str) -> list[ClientName]:
@@ -99,6 +102,11 @@ def _is_shared(edit: Edit, chosen: list[ClientName], wish: Wish, ledger: Ledger)
         if edit.path in {each.path for each in more} and ledger.knows(configuration):
             return True
     return False
+
+
+def _is_left(edit: Edit, change: Change, ledger: Ledger) -> bool:
+    """Whether a file that we wrote stays, because it is somebody else's by now."""
+    return change.is_none and change.before is not None and ledger.knows(edit)
 
 
 def _print_changes(changes: list[Change], *, dry_run: bool, remove: bool) -> None:
@@ -128,7 +136,7 @@ def hook(
     wait: Annotated[str | None, typer.Option("--wait", help="Wait so long for mail.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """What Claude Code calls when a session starts, and when it stops: tells the model that mail waits.
+    """What a program calls when a session starts, and when it stops: tells the model that mail waits.
 
     It never fails and never says the same twice: whatever goes wrong with the post is no reason to stop work.
     """
@@ -161,4 +169,7 @@ def _say(event: str, agent: str, wait: str | None, home: Path) -> None:
     senders = sorted({f"{line['fromAgentId']}@{line['fromNodeId']}" for line in unread})
     names = ", ".join(senders[:_MOST_NAMES]) + (" and others" if len(senders) > _MOST_NAMES else "")
     text = f"{len(unread)} unread on agentpost for {agent}, from {names}. Look with ansible_read_messages."
-    typer.echo(json.dumps({"decision": "block", "reason": text}) if event == "stop" else text)
+    # Claude Code, Codex and Gemini CLI read the same JSON.
+    context = {"hookEventName": "SessionStart", "additionalContext": text}
+    said = {"decision": "block", "reason": text} if event == "stop" else {"hookSpecificOutput": context}
+    typer.echo(json.dumps(said))

@@ -18,7 +18,8 @@ from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
 from agentpost.edges.http.parameters import HIGHEST_SEQ
-from agentpost.edges.operations.mail import Outgoing, request_of
+from agentpost.edges.operations.mail import request_of
+from agentpost.edges.operations.messages import Outgoing
 from agentpost.protocol.ids import EventId
 
 __all__ = ["mail_routes"]

@@ -14,6 +14,7 @@ from mcp_types import (
     GetPromptResult,
     ListPromptsResult,
     ListResourcesResult,
+    ListResourceTemplatesResult,
     ListToolsResult,
     PaginatedRequestParams,
     Prompt,
@@ -28,6 +29,7 @@ from mcp_types import (
 from agentpost import __version__
 from agentpost.edges.mcp.posts import Post
 from agentpost.edges.mcp.tools import refused, result_of, tool
+from agentpost.edges.operations import OPERATIONS
 from agentpost.protocol.errors import Refusal
 
 __all__ = ["make_server", "serve_stdio"]
@@ -85,6 +87,8 @@ def make_server(post: Post) -> Server[Any]:
         try:
             return result_of(await post.call(params.name, params.arguments or {}))
         except Refusal as refusal:
+            if params.name not in OPERATIONS:
+                raise MCPError(INVALID_PARAMS, f"there is no tool {params.name!r:.80}") from None
             return refused(refusal)
 
     async def list_resources(_: Any, __: PaginatedRequestParams | None) -> ListResourcesResult:
@@ -94,6 +98,9 @@ def make_server(post: Post) -> Server[Any]:
                 for uri, each in offered.items()
             ]
         )
+
+    async def list_templates(_: Any, __: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
+        return ListResourceTemplatesResult(resource_templates=[])
 
     async def read_resource(_: Any, params: ReadResourceRequestParams) -> ReadResourceResult:
         uri = str(params.uri)
@@ -126,6 +133,7 @@ def make_server(post: Post) -> Server[Any]:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
         on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
         on_read_resource=read_resource,
         on_list_prompts=list_prompts,
         on_get_prompt=get_prompt,

@@ -4,7 +4,7 @@ Every call is on behalf of one agent and sees nothing of others; within a contex
 Who may call what is decided before, by the edge. Knows nothing of HTTP or of tokens.
 
 calling    who calls, what an operation works on, what it gives
-mail       reading, claiming, settling, sending, answering
+mail       reading, claiming, settling, sending, answering; `messages` is what is said to it and what it gives
 tasks      delegating, claiming, reporting, ending
 status     how things stand
 mesh       dead letters, coordination, delegation, capabilities: for who can open the operator's socket

@@ -18,6 +18,8 @@ __all__ = ["ClientName", "Wish", "edits_of"]
 
 _SPARE_SECONDS: Final = 30
 
+Values = tuple[tuple[tuple[str, ...], Any], ...]
+
 
 class ClientName(StrEnum):
     CLAUDE = "claude"
@@ -46,21 +48,26 @@ def edits_of(client: ClientName, wish: Wish) -> Sequence[Edit]:
         case ClientName.CLAUDE:
             return (
                 JsonEdit(wish.project / ".mcp.json", ((("mcpServers", "agentpost"), {"type": "stdio", **server}),)),
-                JsonEdit(wish.project / ".claude" / "settings.json", _claude_hooks(wish)),
+                JsonEdit(wish.project / ".claude" / "settings.json", _hooks(wish)),
                 _skill(wish.project / ".claude" / "skills"),
             )
         case ClientName.CODEX:
             lines = (f"command = {json.dumps(server['command'])}", f"args = {json.dumps(server['args'])}")
             return (
                 TomlEdit(home / ".codex" / "config.toml", "mcp_servers.agentpost", lines),
+                JsonEdit(home / ".codex" / "hooks.json", _hooks(wish)),
                 _skill(home / ".agents" / "skills"),
             )
         case ClientName.GEMINI:
             return (
-                JsonEdit(home / ".gemini" / "settings.json", ((("mcpServers", "agentpost"), server),)),
+                JsonEdit(
+                    home / ".gemini" / "settings.json",
+                    ((("mcpServers", "agentpost"), server), *_hooks(wish, stop="AfterAgent", per_second=1000)),
+                ),
                 _skill(home / ".agents" / "skills"),
             )
         case ClientName.OPENCLAW:
+            # Its hooks are code inside its own gateway: there is no command to name.
             return (
                 JsonEdit(home / ".openclaw" / "openclaw.json", ((("mcp", "servers", "agentpost"), server),)),
                 _skill(home / ".agents" / "skills"),
@@ -79,7 +86,11 @@ def _program() -> list[str]:
     return [found] if found else [sys.executable, "-m", "agentpost"]
 
 
-def _claude_hooks(wish: Wish) -> tuple[tuple[tuple[str, ...], Any], ...]:
+def _hooks(wish: Wish, *, stop: str = "Stop", per_second: int = 1) -> Values:
+    """What is called when a session starts, and when it stops: three programs have the same form for it.
+
+    `stop` is the program's name for the event, `per_second` the unit of its time-outs.
+    """
     where = "" if wish.gateway is None else f" --home {shlex.quote(str(wish.gateway))}"
     program = " ".join(shlex.quote(word) for word in _program())
 
@@ -87,13 +98,14 @@ def _claude_hooks(wish: Wish) -> tuple[tuple[tuple[str, ...], Any], ...]:
         command = f"{program} hook {event} --agent {shlex.quote(wish.agent)}{where}"
         if wait_seconds is None:
             return [{"hooks": [{"type": "command", "command": command}]}]
-        # Claude Code ends a hook after a minute, unless it is told otherwise.
-        waiting = {"command": f"{command} --wait {wait_seconds}s", "timeout": wait_seconds + _SPARE_SECONDS}
+        # They end a hook after a minute or so, unless they are told otherwise.
+        timeout = (wait_seconds + _SPARE_SECONDS) * per_second
+        waiting = {"command": f"{command} --wait {wait_seconds}s", "timeout": timeout}
         return [{"hooks": [{"type": "command", **waiting}]}]
 
     return (
         (("hooks", "SessionStart"), hook("start")),
-        (("hooks", "Stop"), hook("stop", wish.wake_seconds)),
+        (("hooks", stop), hook("stop", wish.wake_seconds)),
     )
 
 

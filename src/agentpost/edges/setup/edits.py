@@ -32,12 +32,15 @@ class Edit(Protocol):
         ...
 
     def undone(self, after: bytes) -> bytes | None:
-        """The file without the edit, whatever else was changed in it since; None if nothing is left of it."""
+        """The file without the edit, whatever else was changed in it since; None if nothing is left of it.
+
+        One that has nothing of the edit in it stays as it is, to the byte.
+        """
         ...
 
 
 class WholeFile(Struct, frozen=True):
-    """A file that is ours alone."""
+    """A file that is ours alone, until somebody changes it: then it is theirs."""
 
     path: Path
     content: bytes
@@ -46,7 +49,7 @@ class WholeFile(Struct, frozen=True):
         return self.content
 
     def undone(self, after: bytes) -> bytes | None:
-        return None
+        return None if after == self.content else after
 
 
 class JsonEdit(Struct, frozen=True):
@@ -76,6 +79,8 @@ class JsonEdit(Struct, frozen=True):
             else:
                 holder.pop(place[-1], None)
             _drop_empty(document, place)
+        if document == self._read(after)[1]:
+            return after
         return _written(document, text) if document else None
 
     def _read(self, content: bytes | None) -> tuple[str, dict[str, Any]]:
@@ -126,7 +131,10 @@ class TomlEdit(Struct, frozen=True):
         return text.encode() if block in text else f"{rest}{gap}{block}".encode()
 
     def undone(self, after: bytes) -> bytes | None:
-        rest = _without_block(self._text(after)).rstrip("\n")
+        text = self._text(after)
+        rest = _without_block(text).rstrip("\n")
+        if _without_block(text) == text:
+            return after
         return f"{rest}\n".encode() if rest else None
 
     def _text(self, content: bytes) -> str:

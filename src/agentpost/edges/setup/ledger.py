@@ -1,5 +1,6 @@
 """What `agentpost setup` changed, and what was there before: so that it can be put back, to the byte."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from agentpost.edges.setup.edits import Edit
+from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["Change", "Ledger", "state_directory"]
 
@@ -120,9 +122,18 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
     """The whole file or nothing of it; a link to a file stays a link."""
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.chmod(mode)
-    draft.replace(path)
+    try:
+        draft.write_bytes(content)
+        draft.chmod(mode)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise Refusal(
+            Code.STORAGE_FULL if is_full else Code.STORAGE_FAILED,
+            f"{path} could not be written: {error.strerror}; it is as it was",
+            hint="Make room, then run it again, or put back what was written before with --remove.",
+        ) from None
 
 
 def _sha256(content: bytes) -> str:
