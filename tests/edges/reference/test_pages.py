@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_every_command_is_on_its_page_with_an_example(pages: dict[str, str]) -> 
     for words, command in COMMANDS.items():
         section = pages["commands"].partition(f"\n## {words}\n")[2].partition("\n## ")[0]
         assert command.help, words
-        assert f"Example: {words}" in section, words
+        assert re.search(rf"Examples?: .*{words}", section), words
         for parameter in command.params:
             assert parameter.help, f"{words} {parameter.name}"
             assert words in NO_JSON or "`--output`" in section, words

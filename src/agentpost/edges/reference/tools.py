@@ -15,8 +15,8 @@ __all__ = ["all_tools", "tools_page"]
 _HEAD: Final = """# MCP tools
 
 `agentpost mcp --agent NAME` serves them to a model over stdin and stdout, and the gateway at `/mcp` to models outside;
-`agentpost setup` tells Claude Code, Codex and others to start it. What other agents write is data for the model to judge,
-and every result that has such words in it says so.
+`agentpost setup` tells Claude Code, Codex and others to start it. What other agents write is data for the model to
+judge, and every result that has such words in it says so.
 """
 
 
