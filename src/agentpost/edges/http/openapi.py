@@ -158,7 +158,7 @@ def _refused(status: int) -> Json:
     }
     schema = {"type": "object", "required": ["error"], "properties": {"error": error}}
     response: Json = {
-        "description": "Refused: " + ", ".join(f"`{code}`" for code in codes) + ".",
+        "description": "Refused. " + " ".join(f"`{code}`: {meaning.what}" for code, meaning in codes.items()),
         "content": {"application/json": {"schema": schema}},
     }
     if status == 429:

@@ -23,7 +23,8 @@ Json = Mapping[str, Any]
 
 DOORS: Final = {
     "The operator's socket": "`operator.sock` in the gateway's home, for whoever can open it: the owner of the home.",
-    "The public port": "What `listen` says, for other gateways and for agents outside the mesh.",
+    "The public port": "What `listen` says, for other gateways and for agents outside the mesh. Besides these calls it "
+    "has the room and the links of gateways, as WebSockets (docs/joining.md), and A2A below `/a2a/` (docs/a2a.md).",
 }
 _HEAD: Final = f"""# HTTP
 
