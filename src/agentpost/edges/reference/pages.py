@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,27 +9,17 @@ from agentpost.edges.reference.commands import commands_page
 from agentpost.edges.reference.configuration import configuration_page
 from agentpost.edges.reference.errors import errors_page
 from agentpost.edges.reference.http import http_page, openapi_documents
+from agentpost.edges.reference.tools import tools_page
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["PAGES", "make_page", "write_pages"]
-
-
-def _tools_page() -> str:
-    if find_spec("mcp") is None:
-        raise Refusal(
-            Code.UNAVAILABLE, "the MCP SDK is not installed", hint="Install it with: pip install 'agentpost[mcp]'"
-        )
-    # The SDK takes long to load: only who wants this page pays for it.
-    from agentpost.edges.reference.tools import tools_page
-
-    return tools_page()
 
 
 # Each is given the command line, which one of them is about.
 _MAKERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "commands": commands_page,
     "http": lambda _: http_page(asyncio.run(openapi_documents())),
-    "tools": lambda _: _tools_page(),
+    "tools": lambda _: tools_page(),
     "configuration": lambda _: configuration_page(),
     "errors": lambda _: errors_page(),
 }

@@ -1,16 +1,16 @@
-"""The page of the MCP tools, from the operations that they are. Needs the MCP SDK."""
+"""The page of the MCP tools, from the operations that they are."""
 
+import inspect
 from typing import Any, Final
 
-from mcp_types import Tool
+import msgspec
 
 from agentpost.auth.external.scopes import OPERATION_SCOPES
-from agentpost.edges.mcp.tools import tool
-from agentpost.edges.operations import OPERATIONS
+from agentpost.edges.operations import OPERATIONS, Effect, Operation
 from agentpost.edges.reference.markdown import code, table
 from agentpost.edges.reference.schemas import default_of, kind_of
 
-__all__ = ["all_tools", "tools_page"]
+__all__ = ["tools_page"]
 
 _HEAD: Final = """# MCP tools
 
@@ -18,42 +18,36 @@ _HEAD: Final = """# MCP tools
 `agentpost setup` tells Claude Code, Codex and others to start it. What other agents write is data for the model to
 judge, and every result that has such words in it says so.
 """
-
-
-def all_tools() -> list[Tool]:
-    """The tools as a model of this machine is told of them."""
-    return [tool(name) for name in OPERATIONS]
+_EFFECTS: Final = {
+    Effect.LOOKS: "Changes nothing.",
+    Effect.CHANGES: "Changes something.",
+    Effect.REPLACES: "Replaces or takes away something.",
+}
 
 
 def tools_page() -> str:
-    return "\n".join([_HEAD, *(_section(each) for each in all_tools())])
+    return "\n".join([_HEAD, *(_section(name, operation) for name, operation in OPERATIONS.items())])
 
 
-def _section(tool: Tool) -> str:
-    schema: dict[str, Any] = tool.input_schema
+def _section(name: str, operation: Operation) -> str:
+    (_,), named = msgspec.json.schema_components([operation.args])
+    schema: dict[str, Any] = named[operation.args.__name__]
     required = schema.get("required", ())
     rows = [
         (
-            code(name),
+            code(field),
             kind_of(each),
-            "has to be said" if name in required else default_of(each),
+            "has to be said" if field in required else default_of(each),
             str(each.get("description", "")),
         )
-        for name, each in schema.get("properties", {}).items()
+        for field, each in schema.get("properties", {}).items()
     ]
-    parts = [f"## {tool.name}\n", f"{tool.description}\n", f"{_effect(tool)} {_scope(tool)}\n"]
-    parts.append(table(("argument", "type", "default", "what it is"), rows))
-    return "\n".join(part for part in parts if part)
+    said = f"## {name}\n\n{inspect.getdoc(operation.args)}\n\n{_EFFECTS[operation.effect]} {_scope(name)}\n"
+    return f"{said}\n{table(('argument', 'type', 'default', 'what it is'), rows)}"
 
 
-def _effect(tool: Tool) -> str:
-    if tool.annotations is None or tool.annotations.read_only_hint:
-        return "Changes nothing."
-    return "Replaces or takes away something." if tool.annotations.destructive_hint else "Changes something."
-
-
-def _scope(tool: Tool) -> str:
-    scopes = OPERATION_SCOPES.get(tool.name)
+def _scope(name: str) -> str:
+    scopes = OPERATION_SCOPES.get(name)
     if scopes is None:
         return "Not for agents outside the mesh."
     return "An agent outside the mesh needs " + " or ".join(code(scope) for scope in scopes) + "."
