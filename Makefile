@@ -1,7 +1,7 @@
 # A fresh machine needs Python >= 3.11, git and make: every target sets up what it uses.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long check format bench conformance lock clean
+.PHONY: help demo test test-long check format bench conformance docs lock clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -89,10 +89,13 @@ bench: $(VENV)/.gateway ## measure, next to the limits of this machine
 conformance: .tools/yjs/.ready .tools/mcp/.ready ## each rule of docs/requirements.md with the checks that show it
 	@$(BIN)/python tools/conformance.py
 
+docs: $(VENV)/.dev ## the reference pages, made from the code, into docs/reference
+	@$(BIN)/agentpost docs --out docs/reference
+
 lock: | $(filter .tools/%,$(UV)) ## lock the dependencies anew, with hashes
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' pyproject.toml -o requirements/gateway.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra dev pyproject.toml -o requirements/dev.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra pipeline pyproject.toml -o requirements/pipeline.txt
 
 clean: ## remove what make made
-	@rm -rf $(VENV) .tools build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .tools build docs/reference .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from agentpost.auth.external.lifetimes import Lifetimes
 from agentpost.auth.limits import DEFAULT_ATTEMPTS_PER_ADDRESS, DEFAULT_ATTEMPTS_PER_TOKEN
+from agentpost.config_keys import DEFAULT_LISTEN, KEYS, TABLES
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Code, Refusal
@@ -24,16 +25,13 @@ __all__ = ["CONFIG_FILE", "Settings", "home_of", "load_settings", "only_home", "
 
 CONFIG_FILE: Final = "agentpost.toml"
 _HOMES: Final = "~/.agentpost"
-_DEFAULT_LISTEN: Final = "127.0.0.1:7800"
 _NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _URL: Final = re.compile(r"https?://[A-Za-z0-9._~:/\[\]-]{1,180}")
 _MOST_ATTEMPTS: Final = 1_000_000_000
-_TEXTS: Final = ("node", "tier", "listen", "public_url", "tailnet_socket")
-_NUMBERS: Final = ("attempts_per_address", "attempts_per_token")
-_KEYS: Final = (*_TEXTS, *_NUMBERS)
 _LAKE: Final = "lake"
+_WHERE: Final = "All settings: agentpost docs configuration."
 
-Table = TypeVar("Table", DeliveryPolicy, WorkSettings, Lifetimes, A2aSettings)
+Shape = TypeVar("Shape", DeliveryPolicy, WorkSettings, Lifetimes, A2aSettings)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -92,13 +90,13 @@ def load_settings(
 ) -> Settings:
     """The settings of the gateway that the flags describe; a flag that was not given is missing or None."""
     environment = os.environ if environment is None else environment
-    said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in (*_KEYS, _LAKE)}
+    said = {key: flags.get(key) or environment.get(f"AGENTPOST_{key.upper()}") for key in (*KEYS, _LAKE)}
     path = home_of(said["node"], home=home)
     file = _read_file(path / CONFIG_FILE)
-    values = {key: said[key] or file.values.get(key) for key in _KEYS}
+    values = {key: said[key] or file.values.get(key) for key in KEYS}
     if values["node"] is None:
         raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
-    host, port = _checked_listen(values["listen"] or _DEFAULT_LISTEN)
+    host, port = _checked_listen(values["listen"] or DEFAULT_LISTEN)
     socket = values["tailnet_socket"]
     return Settings(
         home=path,
@@ -161,32 +159,31 @@ def _read_file(path: Path) -> _File:
         return _File()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(Code.MALFORMED, f"{path} is not valid TOML: {error}", hint="Correct that line.") from None
-    delivery = _read_table(path, found, "delivery", DeliveryPolicy(), page="delivery.md")
+    delivery = _read_table(path, found, "delivery", DeliveryPolicy())
     lake = _read_lake(path, found.pop(_LAKE)) if _LAKE in found else {}
-    work = _read_table(path, found, "work", WorkSettings(), page="tasks.md")
-    external = _read_table(path, found, "external", Lifetimes(), page="external-agents.md")
-    a2a = _read_table(path, found, "a2a", A2aSettings(), page="a2a.md")
+    work = _read_table(path, found, "work", WorkSettings())
+    external = _read_table(path, found, "external", Lifetimes())
+    a2a = _read_table(path, found, "a2a", A2aSettings())
     for key, value in found.items():
-        if key not in _KEYS:
-            known = ", ".join((*_KEYS, "[a2a]", "[delivery]", "[external]", "[lake]", "[work]"))
+        if key not in KEYS:
+            known = ", ".join((*KEYS, *(f"[{table}]" for table in TABLES)))
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} is not a setting", field=key, hint=f"Settings: {known}.")
         # type(), because to isinstance true and false are numbers too.
-        if type(value) is not (int if key in _NUMBERS else str):
-            kind = "a whole number, without quotes" if key in _NUMBERS else "text, in quotes"
+        is_number = type(KEYS[key].default) is int
+        if type(value) is not (int if is_number else str):
+            kind = "a whole number, without quotes" if is_number else "text, in quotes"
             raise Refusal(Code.INVALID_FIELD, f"{path}: {key} must be {kind}", field=key, hint="Correct that line.")
     values = {key: str(value) for key, value in found.items()}
     return _File(values=values, delivery=delivery, lake=lake, work=work, external=external, a2a=a2a)
 
 
-def _read_table(path: Path, found: dict[str, Any], name: str, default: Table, *, page: str) -> Table:
+def _read_table(path: Path, found: dict[str, Any], name: str, default: Shape) -> Shape:
     """What the table of this name describes; what it leaves out is as by default."""
     values: dict[str, Any] = msgspec.to_builtins(default)
     try:
         return msgspec.convert(_overlaid(values, found.pop(name, {}), name), type(default))
     except (Refusal, msgspec.ValidationError) as error:
-        raise Refusal(
-            Code.INVALID_FIELD, f"{path}: {error}", field=name, hint=f"Correct that line; docs/{page} has all."
-        ) from None
+        raise Refusal(Code.INVALID_FIELD, f"{path}: {error}", field=name, hint=f"Correct that line. {_WHERE}") from None
 
 
 def _read_lake(path: Path, table: object) -> dict[str, Any]:
@@ -195,7 +192,7 @@ def _read_lake(path: Path, table: object) -> dict[str, Any]:
         return msgspec.to_builtins(msgspec.convert(_overlaid(values, table, _LAKE), LakeSettings))
     except (Refusal, msgspec.ValidationError) as error:
         raise Refusal(
-            Code.INVALID_FIELD, f"{path}: {error}", field=_LAKE, hint="Correct that line; docs/lake.md has all."
+            Code.INVALID_FIELD, f"{path}: {error}", field=_LAKE, hint=f"Correct that line. {_WHERE}"
         ) from None
 
 

@@ -77,6 +77,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     inbox_acked_seq: int
     failure: str | None = None
     insecure_no_proof: bool = False
+    # Where others reach it, if that is not what it listens on.
+    public_url: str | None = None
 
 
 class Connection(Protocol):
@@ -414,6 +416,7 @@ class Gateway:
             inbox_acked_seq=position.acked_seq,
             failure=None if failure is None else failure.message,
             insecure_no_proof=self.settings.insecure_no_proof,
+            public_url=self.settings.public_url,
         )
 
 

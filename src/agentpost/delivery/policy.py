@@ -5,9 +5,9 @@ Pure. A policy comes from somebody's configuration, so a senseless one is refuse
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS, SENDER_RESEND, RetryPolicy
 from agentpost.protocol.delivery import Change, Delivery
@@ -34,24 +34,59 @@ class GapPolicy(StrEnum):
 class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     """The defaults are those of the spec where it has any."""
 
-    accepted_ack_timeout_seconds: float = ACCEPTED_ACK_TIMEOUT_SECONDS  # RTY-1
+    # RTY-1
+    accepted_ack_timeout_seconds: Annotated[
+        float, Meta(description="Without `accepted` for so long, an event is sent again.")
+    ] = ACCEPTED_ACK_TIMEOUT_SECONDS
     resend: RetryPolicy = SENDER_RESEND  # RTY-1, RTY-2
-    processed_sla_seconds: int = _DAY_SECONDS
-    processed_sla_grace_seconds: int = 120  # ACK-4
-    # How often mail for a gateway that is away is looked at, in case its return goes unnoticed.
-    away_check_seconds: int = 900
+    processed_sla_seconds: Annotated[
+        int, Meta(description="Accepted and without an outcome for so long, plus the grace: an incident.")
+    ] = _DAY_SECONDS
+    # ACK-4
+    processed_sla_grace_seconds: Annotated[int, Meta(description="How much later than promised an outcome may be.")] = (
+        120
+    )
+    away_check_seconds: Annotated[
+        int,
+        Meta(description="How often mail for a gateway that is away is looked at, in case its return goes unnoticed."),
+    ] = 900
 
-    retention_events: int = 10_000  # PIPE-7: the retention window of both streams
-    settled_retention_seconds: int = 30 * _DAY_SECONDS
-    mirror_retention_events: int = 100_000
-    keep_every_seconds: int = 300
-    room_copy_every_seconds: int = 10
+    # PIPE-7
+    retention_events: Annotated[
+        int, Meta(description="How many events outbox and inbox keep beyond what is needed.")
+    ] = 10_000
+    settled_retention_seconds: Annotated[
+        int,
+        Meta(description="How long what is settled is remembered; never less than repeats of it can come."),
+    ] = 30 * _DAY_SECONDS
+    mirror_retention_events: Annotated[
+        int, Meta(description="How many events a mirror keeps for readers that do not come.")
+    ] = 100_000
+    keep_every_seconds: Annotated[int, Meta(description="How often what is no longer needed is pruned.")] = 300
+    room_copy_every_seconds: Annotated[
+        int, Meta(description="How often, at most, the state of the outbox is told in the room.")
+    ] = 10
     # ROOM-4: unlike the record of the node itself, a cursor that is copied again leaves a trace in the room for ever.
-    cursor_copy_every_seconds: int = 900
-    cursors_a_copy: int = 1
-    cursor_lease_seconds: int = 300  # CUR-5
-    gap_timeout_seconds: int = 30  # CUR-3
-    gap_policy: GapPolicy = GapPolicy.TOMBSTONE  # CUR-4
+    cursor_copy_every_seconds: Annotated[
+        int, Meta(description="How often, at most, cursors are copied into the room.")
+    ] = 900
+    cursors_a_copy: Annotated[int, Meta(description="How many cursors are copied at a time.")] = 1
+    # CUR-5
+    cursor_lease_seconds: Annotated[
+        int, Meta(description="How long a reader that is silent counts as active, so that events are kept for it.")
+    ] = 300
+    # CUR-3
+    gap_timeout_seconds: Annotated[
+        int, Meta(description="How long a reader waits for events that nobody has, before it is an incident.")
+    ] = 30
+    # CUR-4
+    gap_policy: Annotated[
+        GapPolicy,
+        Meta(
+            description="What it does then: `wait` for an operator, `skip` them, or `tombstone`: skip them, and keep "
+            "in the audit log what is missing."
+        ),
+    ] = GapPolicy.TOMBSTONE
 
     @property
     def repeats_seconds(self) -> float:

@@ -5,7 +5,7 @@ mailbox, whose wire counts from 0, converts at its own edge.
 """
 
 import math
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -33,11 +33,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     asserted.
     """
 
-    base_seconds: float
-    factor: float
-    max_delay_seconds: float
-    max_attempts: int
-    jitter_share: float = 0.0
+    base_seconds: Annotated[float, msgspec.Meta(description="The first pause.")]
+    factor: Annotated[float, msgspec.Meta(description="How much longer each pause is than the one before.")]
+    max_delay_seconds: Annotated[float, msgspec.Meta(description="The longest pause.")]
+    max_attempts: Annotated[int, msgspec.Meta(description="After so many attempts it is given up.")]
+    jitter_share: Annotated[float, msgspec.Meta(description="The part of a pause that chance may take off it.")] = 0.0
 
     def __post_init__(self) -> None:
         # Written so that NaN, which compares false with everything, is refused too.

@@ -18,7 +18,7 @@ from agentpost.store.home import Home
 from agentpost.testing import FakeClock
 from tests.edges.external.conftest import PLENTY, Door
 from tests.edges.openapi.fuzzing import Fuzzer, Signer
-from tests.edges.openapi.unix import BASE_URL, unix_session
+from tests.edges.openapi.unix import BASE_URL, new_session, unix_session
 from tests.edges.openapi.world import World
 from tests.edges.running import ServedGateway, served_gateway
 
@@ -53,7 +53,7 @@ def fuzz(directory: Path, *, examples: int, chance: random.Random) -> Fuzzer:
 def _signing(served: ServedGateway) -> requests.Session:
     """Calls as an agent outside that may do everything that such an agent may."""
     signer = Signer(Door(served).agent("worker", scopes=SCOPES))
-    session = requests.Session()
+    session = new_session()
     session.auth = signer
 
     def take_nonce(response: requests.Response, *_: Any, **__: Any) -> None:

@@ -12,9 +12,16 @@ from urllib3.connectionpool import HTTPConnectionPool
 BASE_URL = "http://gateway"
 
 
+def new_session() -> requests.Session:
+    """A connection for each call: one that is kept may be closed by the gateway just when it is used again."""
+    session = requests.Session()
+    session.headers["connection"] = "close"
+    return session
+
+
 def unix_session(path: Path) -> requests.Session:
     """A session whose every call goes to this socket, whatever the URL says."""
-    session = requests.Session()
+    session = new_session()
     session.mount("http://", _UnixAdapter(path))
     return session
 

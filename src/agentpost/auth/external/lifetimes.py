@@ -1,8 +1,8 @@
 """For how long each thing is good. Pure."""
 
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agentpost.protocol.errors import Code, Refusal
 
@@ -26,9 +26,13 @@ DEFAULT_CONTEXT_SECONDS: Final = 300
 class Lifetimes(Struct, frozen=True, kw_only=True, rename="camel"):
     """How long tokens live. `refresh_grace_seconds` is for a client that did not get the answer to its refresh."""
 
-    access_seconds: int = 10 * 60
-    refresh_seconds: int = 3 * 86_400
-    refresh_grace_seconds: int = 20
+    access_seconds: Annotated[int, Meta(description="An access token; 300 to 900.")] = 10 * 60
+    refresh_seconds: Annotated[
+        int, Meta(description="A session, from its last refresh; a day to a week, 86400 to 604800.")
+    ] = 3 * 86_400
+    refresh_grace_seconds: Annotated[
+        int, Meta(description="The refresh token before, for a client that lost the answer; 0 to 60.")
+    ] = 20
 
     def __post_init__(self) -> None:
         checked_seconds(self.access_seconds, ACCESS_SECONDS, field="accessSeconds")

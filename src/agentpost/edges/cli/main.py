@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from agentpost import __version__
-from agentpost.edges.cli import audit, gateway, mail, mcp, mesh, setup, tasks
+from agentpost.edges.cli import audit, gateway, mail, mcp, mesh, reference, setup, tasks
 from agentpost.edges.cli.a2a import a2a_app
 from agentpost.edges.cli.agent import agent_app
 from agentpost.edges.cli.agents import agents_app
@@ -27,7 +27,6 @@ from agentpost.edges.cli.output import (
     exit_code,
     print_error,
     print_json,
-    print_table,
     stderr,
     stdout,
 )
@@ -36,7 +35,7 @@ from agentpost.edges.cli.reviews import review_app
 from agentpost.edges.cli.simulate import simulate_app
 from agentpost.edges.cli.skills import skill_app
 from agentpost.edges.cli.store import store_app
-from agentpost.protocol.errors import MEANINGS, Code, Refusal
+from agentpost.protocol.errors import Refusal
 
 __all__ = ["app", "main"]
 
@@ -54,6 +53,7 @@ tasks.register(app)
 audit.register(app)
 mcp.register(app)
 setup.register(app)
+reference.register(app)
 app.add_typer(agents_app, name="agents")
 app.add_typer(agent_app, name="agent")
 app.add_typer(a2a_app, name="a2a")
@@ -101,22 +101,6 @@ def demo(
         print_json(result)
     if not result.kept:
         raise typer.Exit(1)
-
-
-@app.command(epilog="Example: [bold]agentpost errors no_route[/bold]")
-def errors(
-    code: Annotated[str | None, typer.Argument(help="One code; all of them without it.", show_default=False)] = None,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Every code that a refusal can have, and what to do about it."""
-    wanted = list(MEANINGS) if code is None else [found for found in MEANINGS if found.value == code]
-    if not wanted:
-        raise Refusal(Code.NOT_FOUND, f"there is no error code {code}", hint="Run `agentpost errors` to see them all.")
-    if output is Format.JSON:
-        print_json([{"code": c.value, "status": MEANINGS[c].status, "hint": MEANINGS[c].hint} for c in wanted])
-        return
-    rows = [(c.value, str(MEANINGS[c].status), MEANINGS[c].hint) for c in wanted]
-    print_table("Error codes", ("code", "HTTP", "what to do"), rows, numbers=(1,))
 
 
 def main() -> None:

@@ -60,7 +60,8 @@ def invite(
     if output is Format.JSON:
         print_json(made)
         return
-    url = client.get("/operator/status")["url"]
+    status: dict[str, Any] = client.get("/operator/status")
+    url = status.get("publicUrl") or status["url"]
     stdout.print(f"On {escape(node)}, before {made['expiresAt']}:", highlight=False)
     stdout.print(f"agentpost join --url {url} --token {made['token']}", highlight=False, soft_wrap=True)
 

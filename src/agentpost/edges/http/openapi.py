@@ -13,6 +13,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
 from agentpost import __version__
+from agentpost.edges.http.external import MCP_PATH
 from agentpost.protocol.errors import MEANINGS
 
 __all__ = ["DOCUMENT_PATH", "document_of", "openapi_config"]
@@ -38,8 +39,8 @@ _ALSO: Final[Mapping[str, tuple[int, ...]]] = {
     "GET /ansible/capability-health": (404,),
 }
 # Calls that bring a key, a ticket or a token along: that may be wrong, and they may be too many.
-_CREDENTIALS: Final = ("/ansible/auth/", "/ansible/agent/")
-_WITH_TOKEN: Final = ("/ansible/agent/invoke", "/ansible/agent/context-token", "/ansible/agent/revoke")
+_CREDENTIALS: Final = ("/ansible/auth/", "/ansible/agent/", MCP_PATH)
+_WITH_TOKEN: Final = ("/ansible/agent/invoke", "/ansible/agent/context-token", "/ansible/agent/revoke", MCP_PATH)
 _SCHEME: Final = "dpop"
 
 
@@ -157,7 +158,7 @@ def _refused(status: int) -> Json:
     }
     schema = {"type": "object", "required": ["error"], "properties": {"error": error}}
     response: Json = {
-        "description": "Refused: " + ", ".join(f"`{code}`" for code in codes) + ".",
+        "description": "Refused. " + " ".join(f"`{code}`: {meaning.what}" for code, meaning in codes.items()),
         "content": {"application/json": {"schema": schema}},
     }
     if status == 429:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from litestar import Litestar, MediaType, Response, get
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import Receive, Scope, Send
 
 from agentpost.edges.a2a.door import A2A_PATH, A2aDoor
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
@@ -15,7 +15,7 @@ from agentpost.edges.http.openapi import openapi_config
 from agentpost.edges.http.room_gate import RoomGate
 from agentpost.gateway import Gateway, Phase
 
-__all__ = ["PublicDoor"]
+__all__ = ["PublicDoor", "public_site"]
 
 _MAX_BODY_BYTES: Final = 1_048_576 + 65_536
 
@@ -24,14 +24,15 @@ class PublicDoor:
     """The ASGI application on the TCP port: the room's gate in front of everything. `a2a` has work of its own."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.a2a = A2aDoor(_app(gateway), gateway)
+        self.a2a = A2aDoor(public_site(gateway), gateway)
         self._gate = RoomGate(AgentDoor(self.a2a, gateway, also=(A2A_PATH,)), gateway)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gate(scope, receive, send)
 
 
-def _app(gateway: Gateway) -> ASGIApp:
+def public_site(gateway: Gateway) -> Litestar:
+    """What is behind the gates, and describes itself."""
 
     @get("/health/live", sync_to_thread=False, summary="The process runs", tags=["health"])
     def live() -> dict[str, str]:
