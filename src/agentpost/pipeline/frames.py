@@ -113,7 +113,8 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A small table that the driver has."""
     if not table.num_rows:
         return spark.createDataFrame([], from_arrow_schema(table.schema))
-    return spark.createDataFrame(cast("Any", table))
+    # In one piece: of what follows an empty piece, Spark reads nothing.
+    return spark.createDataFrame(cast("Any", table.combine_chunks()))
 
 
 def _paths(spark: SparkSession, warehouse: Warehouse, files: Sequence[DataFile], schema: StructType) -> DataFrame:
