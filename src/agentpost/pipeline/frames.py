@@ -21,7 +21,7 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import members
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, live_files
 
-__all__ = ["bronze_events", "bronze_schema", "frame_of", "local_frame", "table_frame"]
+__all__ = ["bronze_events", "bronze_schema", "frame_of", "in_one_part", "local_frame", "table_frame"]
 
 _SEALED: Final = ("chain", "body")
 _OUTBOX: Final = "outbox"
@@ -109,11 +109,17 @@ def frame_of(
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
+def in_one_part(frame: DataFrame, *, few: bool) -> DataFrame:
+    """Few rows in one part: whatever is made of them is made by one task, and nothing is shuffled."""
+    return frame.coalesce(1) if few else frame
+
+
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A small table that the driver has."""
     if not table.num_rows:
         return spark.createDataFrame([], from_arrow_schema(table.schema))
-    return spark.createDataFrame(cast("Any", table))
+    # In one piece: of what follows an empty piece, Spark reads nothing.
+    return spark.createDataFrame(cast("Any", table.combine_chunks()))
 
 
 def _paths(spark: SparkSession, warehouse: Warehouse, files: Sequence[DataFile], schema: StructType) -> DataFrame:

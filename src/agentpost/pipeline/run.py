@@ -25,7 +25,8 @@ from pyspark.sql import functions as sf
 from agentpost.lake.schema import FACTS
 from agentpost.pipeline.checking import Claim, Verdict, check_segment
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, local_frame
+from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, in_one_part, local_frame
+from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import (
     CHANGE_LOGS,
     FINDINGS,
@@ -39,7 +40,7 @@ from agentpost.pipeline.intake import (
 )
 from agentpost.pipeline.ranges import members, overlaps
 from agentpost.pipeline.tables import GOLD, SILVER, GoldInputs, GoldTable, Params, SilverTable
-from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours
+from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours, rows_within
 from agentpost.pipeline.writing import TableWriter, side_by_side
 
 __all__ = ["LOCK", "PHASES", "SMALL_EVENTS", "Catalog", "RunOptions", "RunResult", "is_brief", "run_batch"]
@@ -51,6 +52,8 @@ CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
 # From so many files on that hold the silver of an hour, they are merged.
 _MOST_DELTAS: Final = 6
 SMALL_EVENTS: Final = 300_000
+# What is made of fewer rows is made by one task, and written by the driver.
+_FEW_ROWS: Final = 100_000
 # What a sealed event takes in its segment, about.
 _EVENT_BYTES: Final = 200
 _SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
@@ -183,10 +186,13 @@ class _Batch:
         for name in ("segments", "quarantine", "facts", "change_logs"):
             self._append(name, tables[name], cast("pa.Table", getattr(intake, name)))
         self._tables["findings"] = self._warehouse.write(self._attempt, "findings", intake.findings)
-        self._facts = local_frame(self._spark, pa.concat_tables([known.facts, intake.facts]))
-        self._segments = local_frame(self._spark, _good(pa.concat_tables([known.segments, intake.segments])))
-        self._findings = local_frame(self._spark, intake.findings)
+        self._facts = self._in_one_part(pa.concat_tables([known.facts, intake.facts]))
+        self._segments = self._in_one_part(_good(pa.concat_tables([known.segments, intake.segments])))
+        self._findings = self._in_one_part(intake.findings)
         return new, intake
+
+    def _in_one_part(self, table: pa.Table) -> DataFrame:
+        return in_one_part(local_frame(self._spark, table), few=True)
 
     def _append(self, name: str, known: pa.Table, added: pa.Table) -> None:
         """Add rows to a small table; its files are joined when there are many."""
@@ -206,12 +212,13 @@ class _Batch:
         used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
         if not used:
             return frozenset()
-        events = bronze_events(self._spark, self._lake, used)
+        few = intake.events < _FEW_ROWS
+        events = in_one_part(bronze_events(self._spark, self._lake, used), few=few)
 
         def write(table: SilverTable) -> tuple[DataFile, ...]:
             partials = table.partials(events)
             partials = partials.coalesce(1) if small else partials.sortWithinPartitions("hour")
-            return self._writer.write(_silver(table), partials)
+            return self._writer.write(_silver(table), partials, few=few)
 
         written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
@@ -222,7 +229,10 @@ class _Batch:
         if not touched:
             self._learn_schemas()
             return
-        silver = {table.name: self._merged_silver(table, touched) for table in self._catalog.silver}
+        for name, files in self._new_silver.items():
+            self._tables[name] = (*self._tables.get(name, ()), *files)
+        few = self._are_few([_silver(table) for table in self._catalog.silver], touched)
+        silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
         inputs = self._inputs(silver=silver, hour_gold={})
         hour_tables = [table for table in self._catalog.gold if table.scope == "hour"]
 
@@ -231,19 +241,24 @@ class _Batch:
                 self._join_deltas(table, silver[table.name], touched)
                 return
             rows = table.build(inputs)
-            files = self._writer.write(table.name, rows.coalesce(1) if small else rows)
+            files = self._writer.write(table.name, rows.coalesce(1) if small else rows, few=few)
             self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
 
         side_by_side(write, [*hour_tables, *self._catalog.silver])
 
-    def _merged_silver(self, table: SilverTable, touched: frozenset[int]) -> DataFrame:
+    def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
         """All that is known of the touched hours, a row for each key."""
         name = _silver(table)
-        old = self._tables.get(name, ())
-        self._tables[name] = (*old, *self._new_silver[name])
-        rows = frame_of(self._spark, self._warehouse, self._tables[name], self._writer.schema(name), hours=touched)
+        files = self._tables[name]
+        rows = frame_of(self._spark, self._warehouse, files, self._writer.schema(name), hours=touched)
+        rows = in_one_part(rows, few=few)
         # What one run wrote has each key once.
+        old = files[: len(files) - len(self._new_silver[name])]
         return table.merge(rows) if any(overlaps(file.hours, touched) for file in old) else rows
+
+    def _are_few(self, tables: Sequence[str], hours: frozenset[int] | None = None) -> bool:
+        """Whether these tables have few rows, of these hours if hours are given."""
+        return sum(rows_within(self._tables.get(name, ()), hours) for name in tables) < _FEW_ROWS
 
     def _join_deltas(self, table: SilverTable, merged: DataFrame, touched: frozenset[int]) -> None:
         """Where many runs have written to an hour, one file takes the place of theirs."""
@@ -256,18 +271,19 @@ class _Batch:
             self._tables[name] = (*replace_hours(self._tables[name], crowded), *files)
 
     def _build_fleet_gold(self) -> None:
-        hour_gold = {
-            table.name: frame_of(
-                self._spark, self._warehouse, self._tables.get(table.name, ()), self._writer.schema(table.name)
-            )
-            for table in self._catalog.gold
-            if table.scope == "hour"
-        }
-        inputs = self._inputs(silver={}, hour_gold=hour_gold)
+        names = [table.name for table in self._catalog.gold if table.scope == "hour"]
+        few = self._are_few(names)
+
+        def rows_of(name: str) -> DataFrame:
+            files = self._tables.get(name, ())
+            return in_one_part(frame_of(self._spark, self._warehouse, files, self._writer.schema(name)), few=few)
+
+        inputs = self._inputs(silver={}, hour_gold={name: rows_of(name) for name in names})
         fleet_tables = [table for table in self._catalog.gold if table.scope == "fleet"]
 
         def write(table: GoldTable) -> None:
-            self._tables[table.name] = self._writer.write(table.name, table.build(inputs).coalesce(1), by_hour=False)
+            rows = table.build(inputs).coalesce(1)
+            self._tables[table.name] = self._writer.write(table.name, rows, by_hour=False, few=few)
 
         side_by_side(write, fleet_tables)
 
@@ -293,6 +309,7 @@ class _Batch:
         return version
 
     def _inputs(self, *, silver: Mapping[str, DataFrame], hour_gold: Mapping[str, DataFrame]) -> GoldInputs:
+        names = all_names(silver.get("names"), self._segments, self._facts)
         return GoldInputs(
             spark=self._spark,
             silver=silver,
@@ -300,6 +317,8 @@ class _Batch:
             facts=self._facts,
             segments=self._segments,
             findings=self._findings,
+            # Fetched once: many tables look names up, each of them many times.
+            names=local_frame(self._spark, names.toArrow()) if "names" in silver else names,
             params=self._params,
         )
 

@@ -54,6 +54,10 @@ _SETTINGS: Final = {
 # Little data: to write code for a query, and to compile it well, takes longer than to walk the plan as it is.
 _BRIEF_SETTINGS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _BRIEF_JAVA: Final = ("-XX:TieredStopAtLevel=1",)
+_ASKED_OFTEN: Final = {
+    "org.apache.spark.sql.functions": ("col", "lit", "when", "coalesce", "expr", "sum", "min", "max", "struct"),
+    "org.apache.spark.api.python.PythonUtils": ("toSeq",),
+}
 # Spark keeps what it knows of its jobs for its web pages, which nobody looks at here.
 _FORGETFUL: Final = {
     "spark.ui.retainedJobs": "50",
@@ -133,11 +137,24 @@ def open_session(
             f"Spark did not start on {master}: {_first_line(problem)}",
             hint="Check --master and JAVA_HOME; without --master it runs on this machine alone.",
         ) from problem
+    _remember_functions(spark)
     _archives[id(spark)] = archive
     return spark
 
 
 _archives: Final[dict[int, Archive]] = {}
+
+
+def _remember_functions(spark: "SparkSession") -> None:
+    """Ask the JVM once what a function is: PySpark asks twice for each use, and a plan uses them thousands of times."""
+    jvm = cast("Any", spark.sparkContext)._jvm
+    for name, members in _ASKED_OFTEN.items():
+        found = getattr(jvm, name)
+        # Whatever is an attribute is not asked for.
+        for member in members:
+            setattr(found, member, getattr(found, member))
+        for each in (name, name.rsplit(".", 1)[-1]):
+            setattr(jvm, each, found)
 
 
 def stop_session(spark: "SparkSession") -> None:

@@ -29,7 +29,7 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import Ranges, members, overlaps, ranges_of, without
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["Attempt", "DataFile", "Version", "Warehouse", "live_files", "replace_hours"]
+__all__ = ["Attempt", "DataFile", "Version", "Warehouse", "live_files", "replace_hours", "rows_within"]
 
 _POINTER: Final = "CURRENT"
 _KEEP_VERSIONS: Final = 3
@@ -154,7 +154,7 @@ class Warehouse:
                 found.append(DataFile(path=item.name, rows=rows, size_bytes=item.size, hours=hours))
         return tuple(found)
 
-    def write(self, attempt: Attempt, table: str, content: pa.Table) -> tuple[DataFile, ...]:
+    def write(self, attempt: Attempt, table: str, content: pa.Table, *, by_hour: bool = False) -> tuple[DataFile, ...]:
         """Write a small table that is at hand; without rows there is no file."""
         if content.num_rows == 0:
             return ()
@@ -162,7 +162,7 @@ class Warehouse:
         self.files.make_directory(directory)
         path = f"{directory}/part-0.parquet"
         pq.write_table(content, self.files.at(path), filesystem=self.files.system, compression="zstd")
-        return self.described(directory, by_hour=False)
+        return self.described(directory, by_hour=by_hour)
 
     def read(
         self, version: Version | None, table: str, schema: pa.Schema | None = None, *, columns: list[str] | None = None
@@ -220,6 +220,17 @@ class Warehouse:
 def live_files(files: Iterable[DataFile], hours: frozenset[int] | None = None) -> list[DataFile]:
     """The files that have rows of these hours; all of them without hours."""
     return [file for file in files if hours is None or overlaps(file.hours, hours)]
+
+
+def rows_within(files: Iterable[DataFile], hours: frozenset[int] | None = None) -> int:
+    """About how many rows of these hours the files have, taking each of their hours to be as full as the others."""
+    if hours is None:
+        return sum(file.rows for file in files)
+    found = 0
+    for file in live_files(files, hours):
+        covered = list(members(file.hours))
+        found += file.rows * sum(hour in hours for hour in covered) // len(covered)
+    return found
 
 
 def replace_hours(files: Iterable[DataFile], hours: frozenset[int]) -> tuple[DataFile, ...]:

@@ -27,11 +27,19 @@ class TableWriter:
         self._attempt = attempt
         self.schemas = dict(schemas)
 
-    def write(self, table: str, rows: DataFrame, *, by_hour: bool = True, part: str = "") -> tuple[DataFile, ...]:
-        """Run what these rows are made of, and write them. `part` tells several writes of one table apart."""
+    def write(
+        self, table: str, rows: DataFrame, *, by_hour: bool = True, part: str = "", few: bool = False
+    ) -> tuple[DataFile, ...]:
+        """Run what these rows are made of, and write them. `part` tells several writes of one table apart.
+
+        `few`: they come to the driver, which writes them itself. To plan and commit a job that writes a file is more
+        work than that.
+        """
         self.schemas[table] = rows.schema.json()
-        directory = self._attempt.directory(table + part)
         self._spark.sparkContext.setJobDescription(table)
+        if few:
+            return self._warehouse.write(self._attempt, table + part, rows.toArrow(), by_hour=by_hour)
+        directory = self._attempt.directory(table + part)
         rows.write.parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
 

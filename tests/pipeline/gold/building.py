@@ -98,17 +98,21 @@ def tables(
 ) -> "Mapping[str, DataFrame]":
     """Every gold table over these events, made when it is asked for."""
     from agentpost.pipeline.frames import local_frame
+    from agentpost.pipeline.gold.names import all_names
     from agentpost.pipeline.intake import FINDINGS
     from agentpost.pipeline.tables import GOLD, SILVER, GoldInputs, Params
 
     events = bronze(spark, rows)
+    silver = Lazy({table.name: partial(table.partials, events) for table in SILVER})
+    told, segments = local_frame(spark, pa.Table.from_pylist(list(facts), schema=FACTS)), segments_of(rows)
     inputs = GoldInputs(
         spark=spark,
-        silver=Lazy({table.name: partial(table.partials, events) for table in SILVER}),
+        silver=silver,
         hour_gold={},
-        facts=local_frame(spark, pa.Table.from_pylist(list(facts), schema=FACTS)),
-        segments=local_frame(spark, segments_of(rows)),
+        facts=told,
+        segments=local_frame(spark, segments),
         findings=local_frame(spark, FINDINGS.empty_table()),
+        names=all_names(silver["names"], local_frame(spark, segments), told),
         params=Params(now_us=now_us, **settings),
     )
     hour_gold = {table.name: partial(table.build, inputs) for table in GOLD if table.scope == "hour"}

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.params import Params
 
 __all__ = ["GoldInputs"]
@@ -18,6 +17,7 @@ class GoldInputs(NamedTuple):
     `facts` has the columns of a change log. `segments` is one row for each segment that is read: node, epoch,
     first_seq, last_seq, sealed_at_us, sealed_by, start_chain, end_chain, path, newest_us. `findings` is what the intake
     found wrong: rule, node, epoch, seq, event_id, agent_id, corr_id, at_us, text. All three are of the whole lake.
+    `names` has every name there is, by its hash: name_hash, name.
     """
 
     spark: SparkSession
@@ -26,10 +26,5 @@ class GoldInputs(NamedTuple):
     facts: DataFrame
     segments: DataFrame
     findings: DataFrame
+    names: DataFrame
     params: Params
-
-    @property
-    def names(self) -> DataFrame:
-        """Every name there is, by its hash."""
-        tables = self.silver or self.hour_gold
-        return all_names(tables["names"], self.segments, self.facts)

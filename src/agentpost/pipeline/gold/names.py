@@ -8,12 +8,12 @@ from agentpost.pipeline.codes import name_hash, outbox_code, outbox_of_place, se
 __all__ = ["all_names", "located", "outboxes", "with_names"]
 
 
-def all_names(names: DataFrame, segments: DataFrame, facts: DataFrame) -> DataFrame:
-    """Every name there is: `name_hash`, `name`. `names` is the silver or the gold table of that name."""
+def all_names(names: DataFrame | None, segments: DataFrame, facts: DataFrame) -> DataFrame:
+    """Every name there is: `name_hash`, `name`. `names` is the silver table of that name, if there is one."""
     told = facts.where(sf.col("topic").isin("node", "agent", "capability")).select(sf.col("key").alias("name"))
     wrote = segments.select(sf.col("node").alias("name"))
     hashed = told.unionByName(wrote).select(name_hash(sf.col("name")).alias("name_hash"), "name")
-    return hashed.unionByName(names.select("name_hash", "name")).distinct()
+    return (hashed if names is None else hashed.unionByName(names.select("name_hash", "name"))).distinct()
 
 
 def outboxes(segments: DataFrame) -> DataFrame:
@@ -45,10 +45,13 @@ def with_names(rows: DataFrame, names: DataFrame, **columns: str) -> DataFrame:
 
     A name that nobody ever told keeps its number, in hex, so that two of them stay two.
     """
-    # The same lookup for all of them: Spark sends it out once.
-    lookup = sf.broadcast(names.select(sf.col("name_hash").alias("_hash"), sf.col("name").alias("_name")))
-    for hashed, named in columns.items():
-        joined = rows.join(lookup, sf.col(hashed) == sf.col("_hash"), how="left")
-        name = sf.coalesce(sf.col("_name"), sf.concat(sf.lit("#"), sf.lower(sf.hex(hashed))))
-        rows = joined.select(*[name.alias(named) if each == hashed else sf.col(each) for each in rows.columns])
-    return rows
+    joined = rows
+    for hashed in columns:
+        # The same lookup for all of them: Spark sends it out once.
+        lookup = names.selectExpr(f"name_hash as `hash of {hashed}`", f"name as `name of {hashed}`")
+        joined = joined.join(sf.broadcast(lookup), sf.expr(f"`{hashed}` = `hash of {hashed}`"), how="left")
+    told = {
+        hashed: f"coalesce(`name of {hashed}`, concat('#', lower(hex(`{hashed}`)))) as `{named}`"
+        for hashed, named in columns.items()
+    }
+    return joined.selectExpr(*[told.get(each, f"`{each}`") for each in rows.columns])
