@@ -16,7 +16,7 @@ from agentpost.testing import a_message
 def run(*words: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home or "/nonexistent"), "COLUMNS": "100"}
     return subprocess.run(
-        [sys.executable, "-m", "agentpost", *words], capture_output=True, text=True, env=environment, timeout=400
+        [sys.executable, "-m", "agentpost", *words], capture_output=True, text=True, env=environment, timeout=1200
     )
 
 

@@ -46,8 +46,9 @@ def test_a_mesh_exports_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert done.returncode == 0, done.stderr
         place = open_lake(str(lake))
         found = outboxes(place)
-        # The seed has nothing to say, so it has no outbox in the lake.
-        assert {node_id for node_id, _ in found} == {"mbp-jane", "lab-jane"}
+        # The seed has nothing to say, unless this took so long that it called a sweep.
+        exported = {node_id for node_id, _ in found}
+        assert exported in ({"mbp-jane", "lab-jane"}, {"mbp-jane", "lab-jane", "vps-jane"})
         facts = facts_in(lake)
         assert facts["agent", "builder"]["ownerNodeId"] == "lab-jane"
         for node_id, epoch in found:
@@ -65,7 +66,7 @@ def test_a_mesh_exports_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [each["lagEvents"] for each in json.loads(shown.stdout)["outboxes"] if not each.get("isMirror")] == [0]
         assert 'agentpost_lake_lag_events{node="mbp-jane"}' in _metrics(laptop.home)
         listed = agentpost("lake", "list", "--lake", str(lake), "-o", "json")
-        assert {each["nodeId"] for each in json.loads(listed.stdout)} == {"mbp-jane", "lab-jane"}
+        assert {each["nodeId"] for each in json.loads(listed.stdout)} >= exported
 
 
 def _metrics(home: Path) -> str:
