@@ -8,8 +8,10 @@ from msgspec.structs import replace
 from agentpost.lake.columns import UNREADABLE, segment_batch
 from agentpost.lake.schema import SEGMENT
 from agentpost.protocol.codec import encode_event
-from agentpost.protocol.envelope import Event
+from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.ids import EventId, UlidSource, ulid_time_ms
+from agentpost.protocol.payloads import Signal
+from agentpost.protocol.taskbook import CANCELED_BY, TASK_WITHDRAWN
 from agentpost.testing import START_MS, a_message
 from tests.lake.building import NODE, TASK_ID, chained, encoded, one_of_each
 
@@ -158,3 +160,16 @@ def test_hours_are_those_of_the_ulids() -> None:
 def test_no_events_are_no_rows() -> None:
     """An empty batch has the columns and no rows."""
     assert segment_batch([], [], []).schema == SEGMENT
+
+
+@pytest.mark.req("TASK-5")
+def test_a_signal_names_the_task_that_it_ends() -> None:
+    """A canceled task ends with a signal, so its row has the task; an offer that went to somebody else ends nothing."""
+    signal = next(event for event in one_of_each() if isinstance(event, SignalEvent))
+    ended, moved = (
+        replace(signal, payload=Signal(signal=TASK_WITHDRAWN, details={"taskId": TASK_ID, **more}))
+        for more in ({CANCELED_BY: "ada"}, {"acceptedByAgentId": "bob"})
+    )
+    of_ended, of_moved = rows([ended, moved])
+    assert (of_ended["task_id"], of_ended["task_hour"]) == (TASK_ID, _HOUR + 1)
+    assert (of_moved["task_id"], of_moved["task_hour"]) == (None, None)

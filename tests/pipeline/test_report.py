@@ -73,10 +73,10 @@ TABLES = {
     ),
     "tasks": pa.table(
         {
-            "capability_id": ["docs.review", "docs.review", None, None],
-            "eta_us": pa.array([NOW_US, NOW_US - 1, NOW_US - 900_000_000, None], pa.int64()),
-            "ended_us": pa.array([NOW_US - 5, NOW_US + 10**9, None, None], pa.int64()),
-            "outcome": ["completed", "failed", None, None],
+            "capability_id": ["docs.review", "docs.review", None, None, None],
+            "eta_us": pa.array([NOW_US, NOW_US - 1, NOW_US - 900_000_000, None, NOW_US], pa.int64()),
+            "ended_us": pa.array([NOW_US - 5, NOW_US + 10**9, None, None, NOW_US - 5], pa.int64()),
+            "outcome": ["completed", "failed", None, None, "canceled"],
         }
     ),
     "rates": pa.table(
@@ -139,7 +139,7 @@ def test_what_the_tables_say_is_in_the_report() -> None:
     assert (waiting.node, waiting.open_deliveries, waiting.is_alert) == ("node-c", 2, True)
     assert waiting.growing_us == 15 * 60_000_000
     tasks = report.tasks
-    assert (tasks.created, tasks.completed, tasks.failed, tasks.open) == (4, 1, 1, 2)
+    assert (tasks.created, tasks.completed, tasks.failed, tasks.canceled, tasks.open) == (5, 1, 1, 1, 2)
     assert (tasks.promised, tasks.kept) == (3, 1)
     assert [(each.hour, each.sends, each.retries, each.dead_letters) for each in report.rates] == [
         (1, 15, 1, 0),

@@ -32,6 +32,7 @@ from agentpost.protocol.envelope import (
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import ULID_PATTERN, EventId, UlidSource, ulid_time_ms
 from agentpost.protocol.recipients import engaging_nodes, recipients_of
+from agentpost.protocol.taskbook import cancels, task_id_of
 from agentpost.protocol.timestamps import format_ms, parse_ms
 
 __all__ = ["UNREADABLE", "segment_batch"]
@@ -241,6 +242,8 @@ def _task_failed(events: Sequence[TaskFailedEvent]) -> Columns:
 def _signal(events: Sequence[SignalEvent]) -> Columns:
     return {
         **_ref([event.payload.ref_event_id for event in events]),
+        # The only signal that ends a task; others that speak of one change nothing that lasts.
+        **_task([task_id_of(event) if cancels(event) else None for event in events]),
         "signal": [event.payload.signal for event in events],
         "dead_for_agent": [_agent_asked_for(event) for event in events],
     }
@@ -290,7 +293,7 @@ def _ref(ids: Sequence[str | None]) -> Columns:
     return {"ref_event_id": ids, "ref_hour": ids}
 
 
-def _task(ids: Sequence[str]) -> Columns:
+def _task(ids: Sequence[str | None]) -> Columns:
     return {"task_id": ids, "task_hour": ids}
 
 

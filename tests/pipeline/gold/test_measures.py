@@ -154,3 +154,18 @@ def test_tasks_tell_promise_and_outcome(spark: "SparkSession") -> None:
     assert (task["requester_agent"], task["assignee_agent"], task["node"]) == ("agent-a", "agent-b", "a")
     assert (task["updates"], task["progress"], task["outcome"]) == (1, 40, "completed")
     assert (task["lateness_us"], task["is_eta_kept"]) == (5 * MINUTE, False)
+
+
+@pytest.mark.req("TASK-8")
+def test_a_canceled_task_is_over_and_nobody_s_fault(spark: "SparkSession") -> None:
+    """What its requester does not want any more is neither open nor late, whatever its worker says of it later."""
+    story, named = Story(), {"task_id": "tsk_" + "2" * 26, "capability_id": "docs.review"}
+    story.send(1, kind="task_create", requester_agent="agent-a", **named)
+    story.add("b", "task_accept", eta_us=START_US + 10 * MINUTE, task_id=named["task_id"])
+    story.add("a", "signal", at_us=START_US + 5 * MINUTE, signal="task_withdrawn", task_id=named["task_id"])
+    story.add("b", "task_complete", ended_us=START_US + 4 * MINUTE, task_id=named["task_id"])
+    found = tables(spark, story.rows, now_us=START_US + 60 * MINUTE)
+    (task,) = rows_of(found["tasks"])
+    assert (task["outcome"], task["ended_us"]) == ("canceled", START_US + 5 * MINUTE)
+    assert (task["lateness_us"], task["is_eta_kept"], task["is_deadline_missed"]) == (None, None, None)
+    assert rows_of(found["reviews"]) == []

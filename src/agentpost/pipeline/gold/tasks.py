@@ -12,8 +12,13 @@ __all__ = ["build", "is_late", "with_lateness"]
 
 
 def build(inputs: GoldInputs) -> DataFrame:
-    """One row for each task. `outcome` is null while it is open; `lateness_us` is negative for what came early."""
-    ended = sf.least("completed_us", "failed_us")
+    """One row for each task. `outcome` is null while it is open; `lateness_us` is negative for what came early.
+
+    A task that was canceled has no promise to keep. Its requester's gateway decided that, so what its worker says
+    besides does not count, however it is dated.
+    """
+    done = sf.when(sf.col("canceled_us").isNull(), sf.least("completed_us", "failed_us"))
+    ended = sf.coalesce("canceled_us", done)
     rows = inputs.silver["tasks"].select(
         "hour",
         "task_id",
@@ -33,13 +38,14 @@ def build(inputs: GoldInputs) -> DataFrame:
         "progress",
         ended.alias("ended_us"),
         sf.when(ended.isNull(), sf.lit(None))
+        .when(done.isNull(), sf.lit("canceled"))
         .when(sf.col("completed_us") == ended, sf.lit("completed"))
         .otherwise(sf.lit("failed"))
         .alias("outcome"),
         "failure_class",
-        (ended - sf.col("eta_us")).alias("lateness_us"),
-        (ended <= sf.col("eta_us") + sf.lit(inputs.params.eta_grace_us)).alias("is_eta_kept"),
-        (ended > sf.col("deadline_us")).alias("is_deadline_missed"),
+        (done - sf.col("eta_us")).alias("lateness_us"),
+        (done <= sf.col("eta_us") + sf.lit(inputs.params.eta_grace_us)).alias("is_eta_kept"),
+        (done > sf.col("deadline_us")).alias("is_deadline_missed"),
         seq_of_place(sf.col("create_place")).alias("seq"),
         "create_place",
         "failed_place",

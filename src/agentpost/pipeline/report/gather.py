@@ -265,7 +265,7 @@ def _tasks(tables: _Tables, now_us: int) -> Tasks:
         ended_us, eta_us = row["ended_us"], row["eta_us"]
         lateness = 0 if eta_us is None else (ended_us or now_us) - eta_us
         is_late = lateness > _ETA_GRACE_US
-        if eta_us is not None and (ended_us is not None or is_late):
+        if eta_us is not None and (row["outcome"] in ("completed", "failed") or is_late):
             promised += 1
             kept += not is_late
         if is_late:
@@ -280,6 +280,7 @@ def _tasks(tables: _Tables, now_us: int) -> Tasks:
         created=len(rows),
         completed=outcomes.count("completed"),
         failed=outcomes.count("failed"),
+        canceled=outcomes.count("canceled"),
         open=outcomes.count(None),
         promised=promised,
         kept=kept,

@@ -109,6 +109,7 @@ class Tasks(_Value, frozen=True, kw_only=True):
     created: int = 0
     completed: int = 0
     failed: int = 0
+    canceled: int = 0
     open: int = 0
     promised: int = 0
     kept: int = 0

@@ -218,7 +218,12 @@ def _backlog(report: Report) -> str:
 
 def _tasks(report: Report) -> str:
     tasks = report.tasks
-    states = [("completed", tasks.completed, "d"), ("failed", tasks.failed, "c"), ("open", tasks.open, "a")]
+    states = [
+        ("completed", tasks.completed, "d"),
+        ("failed", tasks.failed, "c"),
+        ("canceled", tasks.canceled, "b"),
+        ("open", tasks.open, "a"),
+    ]
     rows = [(name, float(count), count_text(count)) for name, count, _ in states]
     kept = tasks.kept / tasks.promised if tasks.promised else None
     promise = f"<p><b>{share_text(kept)}</b> of {count_text(tasks.promised)} promised times were kept.</p>" + (

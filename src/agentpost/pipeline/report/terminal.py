@@ -132,6 +132,7 @@ def _print_tasks(report: Report, console: Console) -> None:
         for name, count, colour in (
             ("completed", tasks.completed, "green"),
             ("failed", tasks.failed, "red"),
+            ("canceled", tasks.canceled, "yellow"),
             ("open", tasks.open, "blue"),
             ("ETA kept", tasks.kept, "green"),
         )

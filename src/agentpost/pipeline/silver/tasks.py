@@ -30,6 +30,7 @@ COLUMNS: Final[merging.Columns] = {
     "updates": ("sum", "bigint"),
     "progress": ("max", "int"),
     "completed_us": ("min", "bigint"),
+    "canceled_us": ("min", "bigint"),
     "failed_us": ("min", "bigint"),
     "failed_place": ("min", "bigint"),
     "failed_by": ("max", "bigint"),  # hash of the node
@@ -71,6 +72,7 @@ def partials(bronze: DataFrame) -> DataFrame:
         updates=of(Kind.TASK_UPDATE, sf.when(sf.col("attempt") == 1, sf.lit(1))),
         progress=sf.col("progress"),
         completed_us=of(Kind.TASK_COMPLETE, ended),
+        canceled_us=of(Kind.SIGNAL, sf.col("created_us")),
         failed_us=of(Kind.TASK_FAILED, ended),
         failed_place=of(Kind.TASK_FAILED, place),
         failed_by=named(Kind.TASK_FAILED, "node"),
