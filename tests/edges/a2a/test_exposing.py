@@ -10,10 +10,13 @@ import pytest
 from a2a.client import A2ACardResolver
 from a2a.types import Message, Part, Role, SendMessageRequest
 from a2a.utils.errors import InvalidParamsError
+from typer.testing import CliRunner
 
+from agentpost.edges.cli.main import app
+from agentpost.protocol.errors import Code, Refusal
 from tests.edges.a2a.peers import client_of, sent, session_of, words
 from tests.edges.external.client import code_of
-from tests.edges.running import RunningGateway, agentpost, running_gateway
+from tests.edges.running import RunningGateway, running_gateway
 from tests.work.building import CAPABILITY, a_declaration, write_pair
 
 
@@ -29,8 +32,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway
 
 
 def run(gateway: RunningGateway, *words: str) -> Any:
-    done = agentpost("a2a", *words, "-o", "json", "--home", str(gateway.home))
-    return json.loads(done.stdout) if done.returncode == 0 else (done.returncode, json.loads(done.stderr)["error"])
+    """What the command prints, in this process; or the code and the hint of its refusal."""
+    done = CliRunner().invoke(app, ["a2a", *words, "-o", "json", "--home", str(gateway.home)])
+    if isinstance(done.exception, Refusal):
+        return done.exception.code, done.exception.hint
+    return json.loads(done.stdout)
 
 
 def card_of(gateway: RunningGateway, place: str = "") -> httpx.Response:
@@ -56,18 +62,16 @@ def test_nobody_is_found_until_the_operator_says_so(gateway: RunningGateway) -> 
     assert run(gateway, "hide", "quiet@one") == {"agentId": "quiet@one"}
     assert card_of(gateway).json()["name"] == "scribe"
     assert code_of(httpx.get(quiet["cardUrl"], timeout=60)) == (404, "not_found")
-    text = agentpost("a2a", "list", "--home", str(gateway.home))
-    assert (text.returncode, "scribe" in text.stdout) == (0, True)
+    text = CliRunner().invoke(app, ["a2a", "list", "--home", str(gateway.home)])
+    assert (text.exit_code, "scribe" in text.stdout) == (0, True)
 
 
 def test_what_cannot_be_exposed_is_refused(gateway: RunningGateway) -> None:
     """An agent that there is not, a capability that it has not, and hiding who is not shown."""
-    status, error = run(gateway, "expose", "nobody")
-    assert (status, error["code"]) == (1, "invalid_targets")
-    status, error = run(gateway, "expose", "scribe", "--skill", "flying")
-    assert (status, error["code"], CAPABILITY in error["hint"]) == (1, "invalid_field", True)
-    status, error = run(gateway, "hide", "nobody")
-    assert (status, error["code"]) == (1, "not_found")
+    assert run(gateway, "expose", "nobody")[0] is Code.INVALID_TARGETS
+    code, hint = run(gateway, "expose", "scribe", "--skill", "flying")
+    assert (code, CAPABILITY in hint) == (Code.INVALID_FIELD, True)
+    assert run(gateway, "hide", "nobody")[0] is Code.NOT_FOUND
 
 
 async def test_the_card_says_how_to_call(gateway: RunningGateway) -> None:
