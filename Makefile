@@ -33,7 +33,7 @@ $(VENV)/.gateway: requirements/gateway.txt pyproject.toml | $(filter .tools/%,$(
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-# Spark, and a Java for machines that have none.
+# Spark, a Java for machines that have none, and the MCP SDK: what the demo shows.
 $(VENV)/.pipeline: requirements/pipeline.txt $(VENV)/.gateway
 	@echo "installing the pipeline into $(VENV)"
 	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/pipeline.txt
@@ -95,7 +95,7 @@ docs: $(VENV)/.dev ## the reference pages, made from the code, into docs/referen
 lock: | $(filter .tools/%,$(UV)) ## lock the dependencies anew, with hashes
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' pyproject.toml -o requirements/gateway.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra dev pyproject.toml -o requirements/dev.txt
-	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra pipeline pyproject.toml -o requirements/pipeline.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra pipeline --extra mcp pyproject.toml -o requirements/pipeline.txt
 
 clean: ## remove what make made
 	@rm -rf $(VENV) .tools build docs/reference .pytest_cache .ruff_cache .hypothesis .import_linter_cache

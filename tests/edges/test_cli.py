@@ -152,6 +152,7 @@ def test_the_demo_keeps_its_promises() -> None:
     assert result["states"] == ["Replied", "Replied"]
     assert result["answers"] == ["Done: check the release notes", "Done: run the nightly build"]
     assert result["nodes"] == dict.fromkeys(("lab-jane", "mbp-jane", "vps-jane"), "online")
+    assert result["modelAnswer"] == "Yes: all tests are green."
 
 
 def test_bench_prints_metrics_that_a_program_can_read() -> None:

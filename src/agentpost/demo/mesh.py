@@ -13,6 +13,7 @@ from agentpost.demo.capability import CapabilityShown, show_capability
 from agentpost.demo.command import agentpost, once
 from agentpost.demo.mail import ARCHITECT, BUILDER, MailShown, show_mail
 from agentpost.demo.mailbox import show_mailbox
+from agentpost.demo.models import ModelShown, show_model
 from agentpost.demo.pipeline import export_mesh
 from agentpost.demo.tasks import TasksShown, show_tasks
 
@@ -32,6 +33,7 @@ class MeshShown(Struct, frozen=True, kw_only=True):
     mailbox_answer: str
     tasks: TasksShown
     capability: CapabilityShown
+    model: ModelShown | None
 
 
 def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
@@ -58,9 +60,11 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         tasks = show_tasks(homes[_LAPTOP], homes[_OUTCAST], console, number=7)
         console.print("\n[bold]8. A capability for everybody, and a task that ends in a review[/bold]")
         capability = show_capability(homes[_LAPTOP], homes[_OUTCAST], console, requester_agent=ARCHITECT)
+        console.print("\n[bold]9. A Python program asks, and a model answers with its tools (MCP)[/bold]")
+        model = show_model(homes[_LAPTOP], console)
         if lake is not None:
             export_mesh(homes[_SEED])
-        console.print(f"\n[bold]9. {_OUTCAST} is thrown out[/bold]")
+        console.print(f"\n[bold]10. {_OUTCAST} is thrown out[/bold]")
         agentpost("revoke", _OUTCAST, home=homes[_SEED])
         outcast = once(lambda: agentpost("nodes", home=homes[_OUTCAST])["seeds"][0], lambda seed: not seed["connected"])
         revoked = _statuses(homes[_SEED])[_OUTCAST]
@@ -73,6 +77,7 @@ def show_mesh(root: Path, lake: Path | None, console: Console) -> MeshShown:
         mailbox_answer=answer,
         tasks=tasks,
         capability=capability,
+        model=model,
     )
 
 

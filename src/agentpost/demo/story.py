@@ -38,6 +38,7 @@ class DemoResult(Struct, frozen=True, kw_only=True, rename="camel"):
     review: str
     mailbox_answer: str
     tasks: list[str]
+    model_answer: str | None
     nodes: dict[str, str]
     pipeline: PipelineShown | None
     kept: bool
@@ -69,7 +70,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
     lake = root / "lake" if with_pipeline and has_pipeline() else None
     mesh = await asyncio.to_thread(show_mesh, root / "mesh", lake, console)
 
-    _head(console, 10, "The pipeline on Spark reads all that was said, and finds out what became of it")
+    _head(console, 11, "The pipeline on Spark reads all that was said, and finds out what became of it")
     tables: PipelineShown | None = None
     if lake is None:
         why = "Spark is not installed (pip install 'agentpost[pipeline]')" if with_pipeline else "nobody asked for it"
@@ -86,6 +87,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
         and mesh.mail.states == ["Replied", "Replied"]
         and bool(mesh.mailbox_answer)
         and mesh.tasks.states == ["completed", "failed"]
+        and (mesh.model is None or bool(mesh.model.answer))
         and (tables is None or not tables.broken)
     )
     console.print()
@@ -103,6 +105,7 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
         review=mesh.capability.review,
         mailbox_answer=mesh.mailbox_answer,
         tasks=mesh.tasks.states,
+        model_answer=None if mesh.model is None else mesh.model.answer,
         nodes=mesh.nodes,
         pipeline=tables,
         kept=kept,

@@ -50,6 +50,25 @@ def test_two_agents_outside_talk_to_each_other(door: Door, algorithm: str) -> No
     assert (delivery["toAgentId"], delivery["state"]) == ("claude", "Replied")
 
 
+@pytest.mark.req("OPS-1")
+def test_a_long_inbox_shows_the_newest_and_counts_all(door: Door) -> None:
+    """The newest lines first, older ones with `before`, what came after a place with `after`; the counts are of all."""
+    codex, claude = door.agent("codex"), door.agent("claude")
+    sent = [send(codex, "claude", f"number {number}", subject="x" * 500)["eventId"] for number in range(7)]
+    eventually(lambda: claude.ask("ansible_status")["waiting"] == 7)
+    first = claude.ask("ansible_read_messages", limit=3)
+    assert [line["eventId"] for line in first["messages"]] == sent[:3:-1]
+    assert (first["open"], first["unread"]) == (7, 7)
+    assert {len(line["subject"]) for line in first["messages"]} == {120}
+    older = inbox(claude, limit=100, before=first["messages"][-1]["inboxSeq"])
+    assert [line["eventId"] for line in older] == sent[3::-1]
+    newer = inbox(claude, after=older[-1]["inboxSeq"], limit=2)
+    assert [line["eventId"] for line in newer] == sent[1:3]
+    (opened,) = claude.ask("ansible_read_messages", eventIds=[sent[0]], maxCharacters=100)["bodies"]
+    assert opened["content"]["body"] == "number 0"
+    assert claude.ask("ansible_read_messages", limit=1)["unread"] == 6
+
+
 @pytest.mark.req("EXT-2")
 def test_mail_that_is_claimed_can_be_settled_without_an_answer(door: Door) -> None:
     """Processed, failed for good, or once more later: the sender hears of it as with any agent."""

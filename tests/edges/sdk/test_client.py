@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 import agentpost
-from agentpost import Agent, Client, Code, Failed, Message, Refusal, SyncClient, Task
+from agentpost import Agent, Client, Code, Failed, MailboxMessage, Message, Refusal, SyncClient, Task
 from agentpost.delivery.mailroom import InboxLine
 from agentpost.delivery.ports import ResultKind
+from agentpost.edges.sdk.blocking_parts import SyncMailbox, SyncTaskCalls
+from agentpost.edges.sdk.tasks import TaskCalls
+from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
+from agentpost.protocol.taskbook import Verdict
 from agentpost.protocol.tasks import TaskState
 from agentpost.tasks import TaskOwner
 from tests.edges.running import TIMEOUT_SECONDS, running_gateway
+from tests.mailboxes.building import message
 
 
 @asynccontextmanager
@@ -255,6 +260,41 @@ def _until_there(client: SyncClient, agent_id: str) -> None:
             time.sleep(0.05)
         else:
             return
+
+
+def note(number: int, to: str) -> MailboxMessage:
+    return message(f"note-{number}", sender="architect", to=to, payload="look here", created_at=int(time.time()))
+
+
+async def test_the_mailbox_of_the_gateway(tmp_path: Path) -> None:
+    """A client puts messages into the mailbox of its gateway and takes them out; it is closed with the client."""
+    async with two_agents(tmp_path / "vps-jane") as (architect, builder):
+        assert (await architect.mailbox.enqueue(note(1, "analyst"))).queued
+        got = await builder.mailbox.dequeue("analyst", wait_seconds=TIMEOUT_SECONDS)
+        assert got is not None
+        assert (got.msg_id, got.payload) == ("note-1", "look here")
+        await builder.mailbox.ack("analyst", got.msg_id)
+        assert await architect.mailbox.peek("analyst") == []
+
+
+def test_the_twin_without_a_loop_has_every_call(tmp_path: Path) -> None:
+    """Mailbox, tasks, status: what the client has, its twin has, by the same names."""
+    for kind, twin in ((Client, SyncClient), (TaskCalls, SyncTaskCalls), (RemoteMailbox, SyncMailbox)):
+        names = {name for name in vars(kind) if not name.startswith("_")} - {"embedded", "home", "close"}
+        assert names - set(vars(twin)) == set()
+    home = tmp_path / "vps-jane"
+    with running_gateway(home), SyncClient("architect", home=home) as architect:
+        architect.register()
+        assert architect.status()["nodeId"] == "vps-jane"
+        architect.mailbox.enqueue(note(2, "analyst"))
+        got = architect.mailbox.dequeue("analyst")
+        assert got is not None
+        architect.mailbox.nack("analyst", got.msg_id, "later")
+        assert len(architect.mailbox.peek("analyst")) == 1
+        made = architect.tasks.create("Build it", to="architect")
+        assert architect.tasks.claim(made.task_id, eta_seconds=60).verdict is Verdict.WON
+        architect.tasks.complete(made.task_id, "built")
+        assert architect.tasks.ended(made.task_id, timeout_seconds=TIMEOUT_SECONDS).task.state is TaskState.COMPLETED
 
 
 def test_what_the_package_offers() -> None:

@@ -20,7 +20,7 @@ from agentpost.mailbox.interface import MailboxPolicy
 from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.store.home import Home
 
-__all__ = ["connect_mailbox"]
+__all__ = ["connect_mailbox", "gateway_mailbox"]
 
 
 async def connect_mailbox(
@@ -37,11 +37,14 @@ async def connect_mailbox(
             path = MAILBOX_PATH if urlsplit(address).path in ("", "/") else ""
             return RemoteMailbox(await WebSocketCarrier.connect(address.rstrip("/") + path, token=token))
         case "gateway":
-            # The gateway of a home, through the socket that only the home's owner can open.
-            socket = Home(home_of(None, home=Path(rest) if rest else None)).operator_socket
-            transport = httpx.AsyncHTTPTransport(uds=str(socket))
-            return RemoteMailbox(HttpCarrier("http://gateway", transport=transport))
+            return gateway_mailbox(home_of(None, home=Path(rest) if rest else None))
         case "file":
             return FileMailbox.open(rest.removeprefix("//"), policy=policy)
         case _:
             return FileMailbox.open(address, policy=policy)
+
+
+def gateway_mailbox(home: Path) -> RemoteMailbox:
+    """The mailbox of the gateway of a home, through the socket that only the home's owner can open."""
+    transport = httpx.AsyncHTTPTransport(uds=str(Home(home).operator_socket))
+    return RemoteMailbox(HttpCarrier("http://gateway", transport=transport))

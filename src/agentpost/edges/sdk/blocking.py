@@ -7,11 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from agentpost.delivery.deadletters import DeadLetterLine, Resent
 from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.sent import SentMessage
 from agentpost.delivery.trace import TraceStep
+from agentpost.edges.sdk.blocking_parts import SyncMailbox, SyncTaskCalls
 from agentpost.edges.sdk.client import Client
 from agentpost.protocol.payloads import Priority
 
@@ -51,6 +53,14 @@ class SyncClient:
     @property
     def agent(self) -> str:
         return self._client.agent
+
+    @property
+    def tasks(self) -> SyncTaskCalls:
+        return SyncTaskCalls(self._client.tasks, self._wait)
+
+    @property
+    def mailbox(self) -> SyncMailbox:
+        return SyncMailbox(self._client.mailbox, self._wait)
 
     def register(self, *, lease_seconds: float | None = None) -> None:
         self._wait(self._client.register(lease_seconds=lease_seconds))
@@ -125,3 +135,18 @@ class SyncClient:
 
     def trace(self, what: str) -> list[TraceStep]:
         return self._wait(self._client.trace(what))
+
+    def dead_letters(self, *, limit: int = 50) -> list[DeadLetterLine]:
+        return self._wait(self._client.dead_letters(limit=limit))
+
+    def resend(self, event_id: str) -> Resent:
+        return self._wait(self._client.resend(event_id))
+
+    def status(self) -> dict[str, Any]:
+        return self._wait(self._client.status())
+
+    def directory(self) -> list[dict[str, Any]]:
+        return self._wait(self._client.directory())
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._wait(self._client.nodes())

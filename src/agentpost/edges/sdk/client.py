@@ -22,8 +22,10 @@ from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.sent import SentMessage
 from agentpost.delivery.trace import TraceStep
+from agentpost.edges.mailbox.connecting import gateway_mailbox
 from agentpost.edges.operator_client import AsyncOperatorClient, path_of
 from agentpost.edges.sdk.tasks import TaskCalls
+from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.payloads import Priority
 
@@ -47,6 +49,7 @@ class Client:
         self._agent = agent
         # For what has no method of its own here: see the pages of the HTTP API.
         self.calls = AsyncOperatorClient(self.home)
+        self._mailbox: RemoteMailbox | None = None
 
     @classmethod
     @asynccontextmanager
@@ -78,6 +81,8 @@ class Client:
 
     async def close(self) -> None:
         await self.calls.close()
+        if self._mailbox is not None:
+            await self._mailbox.close()
 
     @property
     def agent(self) -> str:
@@ -91,6 +96,13 @@ class Client:
     def tasks(self) -> TaskCalls:
         """What the agent asks of others, and does for them."""
         return TaskCalls(self.calls, self.agent)
+
+    @property
+    def mailbox(self) -> RemoteMailbox:
+        """The mailbox of the gateway, for sessions of this machine; what is put under `agent@node` travels the mesh."""
+        if self._mailbox is None:
+            self._mailbox = gateway_mailbox(self.home)
+        return self._mailbox
 
     async def register(self, *, lease_seconds: float | None = None) -> None:
         """Add the agent to the gateway, as one that fetches its mail by itself. Nothing happens if it is there."""
