@@ -81,7 +81,7 @@ class Fuzzer:
         def call(case: schemathesis.Case) -> None:
             if self.calls.total() % CALLS_PER_FILLING == 0:
                 self._world.refill()
-            self._world.steer(case)
+            self._world.steer(case, is_good=mode is GenerationMode.POSITIVE)
             response = case.call(base_url=base_url, session=session, timeout=TIMEOUT_SECONDS)
             self.calls[operation.label, response.status_code] += 1
             self._check(case, response)

@@ -47,16 +47,22 @@ class World:
         self._post(f"/ansible/tasks/{tasks[0]}/claim", {"agentId": "worker", "etaSeconds": 60})
         self._known = self._names(mail, tasks)
 
-    def steer(self, case: schemathesis.Case) -> None:
-        """Put names of what exists in the place of some that were made up, and take out what would take time."""
+    def steer(self, case: schemathesis.Case, *, is_good: bool) -> None:
+        """Put names of what exists in the place of some that were made up, and take out what would take time.
+
+        What is wrong with a bad call stays in it: only its path is led to what exists.
+        """
         share = self._chance.choice(SHARES)
-        for place in (case.path_parameters, case.query, case.body):
+        steered = (case.path_parameters, case.query, case.body) if is_good else (case.path_parameters,)
+        for place in steered:
             if isinstance(place, dict):
-                for name in [*place]:
-                    if name in _TAKES_TIME:
-                        del place[name]
-                    elif name in self._known and self._chance.random() < share:
+                for name in sorted(self._known.keys() & place.keys()):
+                    if self._chance.random() < share:
                         place[name] = self._pick(case, name)
+        for place in (case.query, case.body):
+            if isinstance(place, dict):
+                for name in _TAKES_TIME:
+                    place.pop(name, None)
 
     def _pick(self, case: schemathesis.Case, name: str) -> Any:
         if name == "operation" and "mailbox" in case.path:
