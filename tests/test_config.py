@@ -56,3 +56,14 @@ def test_the_lifetimes_of_tokens_can_be_set_within_their_bounds(tmp_path: Path) 
             settings_of(tmp_path, f"[external]\n{text}\n")
         assert refused.value.code is Code.INVALID_FIELD
         assert "external" in str(refused.value.field)
+
+
+def test_networks_for_notifications_come_from_the_file(tmp_path: Path) -> None:
+    """The table [a2a] names networks; what is none is refused with the name of the setting."""
+    said = settings_of(tmp_path, '[a2a]\npush_networks = ["10.1.0.0/16", "::1/128"]\n').a2a
+    assert said.push_networks == ("10.1.0.0/16", "::1/128")
+    assert settings_of(tmp_path, "").a2a.push_networks == ()
+    for text in ('push_networks = ["10.1.0.0/99"]', 'push_networks = ["localhost"]', "push_networks = 7", "push = []"):
+        with pytest.raises(Refusal) as refused:
+            settings_of(tmp_path, f"[a2a]\n{text}\n")
+        assert (refused.value.code, refused.value.field) == (Code.INVALID_FIELD, "a2a"), text
