@@ -42,6 +42,9 @@ class ProvingProxy:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         await response.aclose()
 
+    async def close(self) -> None:
+        await self._http.aclose()
+
     def _proven(self, agent: AgentClient, scope: dict[str, Any], body: bytes) -> httpx.Request:
         token = agent.access_token
         proof = agent.proof(MCP, token=token, body=body, htm=scope["method"])
@@ -55,7 +58,12 @@ def proving_proxy(agent_for: Callable[[str], AgentClient]) -> Iterator[str]:
     """The URL of MCP without tokens or proofs, for the length of a `with`. `agent_for` gets the origin of that URL."""
     proxy = ProvingProxy()
     server = uvicorn.Server(uvicorn.Config(proxy, port=0, lifespan="off", log_config=None))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="proving proxy", daemon=True)
+
+    async def serve() -> None:
+        await server.serve()
+        await proxy.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="proving proxy", daemon=True)
     thread.start()
     while not server.started:
         thread.join(0.02)
