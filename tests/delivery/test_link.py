@@ -142,6 +142,34 @@ async def test_a_frame_that_overtakes_another_stops_the_cursor_until_the_gap_is_
     assert b.incidents() == []
 
 
+@pytest.mark.req("CUR-3")
+async def test_what_is_missing_is_asked_for_until_it_comes(world: World) -> None:
+    """If the answer to the question after a gap is lost as well, the next tick asks again."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    to_lose = [1, 3]
+    seen = 0
+
+    def lose(frame: bytes) -> list[bytes]:
+        nonlocal seen
+        if not isinstance(decode_frame(frame), Events):
+            return [frame]
+        seen += 1
+        return [] if seen in to_lose else [frame]
+
+    pipe.right.meddle = lose
+    sent = [await a.send("bob")]
+    pipe.right.bring(pipe.left.session.frames_to_send())
+    sent.append(await a.send("bob"))
+    await settle(pipe)
+    assert (seen, b.inbox("bob")) == (3, []), "the first, and what was asked for after the second"
+    await pipe.right.session.tick()
+    await settle(pipe)
+    assert b.inbox("bob") == sent
+    assert b.incidents() == []
+
+
 @pytest.mark.req("PIPE-1")
 async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> None:
     """No more is under way than the reader has room for, however much there is to send."""

@@ -226,6 +226,21 @@ async def test_the_sweep_goes_on_when_the_coordinator_dies(mesh: Mesh) -> None:
     assert again is None, "a turn is swept once"
 
 
+@pytest.mark.req("OPS-4")
+async def test_two_that_began_with_the_same_term_do_not_share_it(mesh: Mesh) -> None:
+    """Gateways that led before they had met have the same number; whoever leads next takes a higher one."""
+    terms = {"node-b": 1, "node-c": 1}
+    mesh.board.state = CoordinationState(coordinator="node-c", terms=terms)
+    await a_turn(mesh)
+    assert mesh.board.state.terms == terms | {"node-c": 2}
+    mesh.cut("node-c")
+    await a_turn(mesh)
+    await a_turn(mesh)
+    leader = mesh.nodes["node-a"].office.coordination.show().acting
+    assert leader in ("node-a", "node-b")
+    assert mesh.board.state.terms[leader] > 2
+
+
 @pytest.mark.req("TASK-8", "OPS-4")
 async def test_the_end_of_a_task_that_nobody_reads_is_an_open_loop(mesh: Mesh) -> None:
     """A completion that lies in the requester's inbox for too long is reported, until somebody deals with it."""

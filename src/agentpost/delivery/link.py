@@ -226,6 +226,10 @@ class LinkSession:
             self.refuse(Refusal(Code.UNAVAILABLE, f"{self.peer} has been silent for too long"))
             return
         self._idle_frames = 0
+        for key, subscription in self._reading.items():
+            if subscription.asked_anew_at is not None:
+                # What was asked for after a gap has not come. Asked for once only, it would be missing for good.
+                self._ask(key)
         self._send(self._ping())
         await self._hub.tick()
 
@@ -438,7 +442,7 @@ class LinkSession:
                     subscription.asked_anew_at = None
                 self._send(self._credit_for(key))
             case Verdict.GAP:
-                # CUR-3: the cursor stops; what is missing is asked for, once.
+                # CUR-3: the cursor stops; what is missing is asked for, once, and again with the next tick.
                 at = _seq_of(subscription)
                 if subscription.asked_anew_at != at:
                     subscription.asked_anew_at = at

@@ -81,7 +81,7 @@ class Coordination:
         self._sweeper = sweeper
         self._tasks = TaskOwner("coordination")
         self._sweeping = asyncio.Lock()
-        self._highest_term = 0
+        self._heard_term = 0
         self._last: SweepReport | None = None
         self._reports: dict[str, SweepReport] = {}
         # OPS-8: what is wrong with the delegation policy, for whoever leads to report.
@@ -100,7 +100,7 @@ class Coordination:
             coordinator=state.coordinator,
             acting=self._acting(state),
             sweep_every_seconds=state.sweep_every_seconds,
-            term=max(state.highest_term, self._highest_term),
+            term=max(state.highest_term, self._heard_term),
             preferences=dict(state.preferences),
             last_sweep=self._last,
             reports=tuple(self._reports[node_id] for node_id in sorted(self._reports)),
@@ -177,13 +177,16 @@ class Coordination:
             await self._engine.store.close_incident(POLICY, subject, at_ms=now_ms)
 
     def _term(self, state: CoordinationState) -> int:
-        """The number under which this gateway leads. A new one if somebody else led meanwhile."""
-        own = state.terms.get(self._engine.store.node_id, 0)
-        highest = max(state.highest_term, self._highest_term)
-        if own == 0 or own < highest:
-            own = highest + 1
+        """The number under which this gateway leads. A new one if somebody else led meanwhile, or has the same.
+
+        Two that had not met yet may have begun with the same number.
+        """
+        node_id = self._engine.store.node_id
+        own = state.terms.get(node_id, 0)
+        others = max((term for other, term in state.terms.items() if other != node_id), default=0)
+        if own <= max(others, self._heard_term):
+            own = max(others, self._heard_term) + 1
             self._board.begin_term(own)
-        self._highest_term = own
         return own
 
     async def _lead(self) -> None:
@@ -213,12 +216,12 @@ class Coordination:
         caller, (turn, term, every) = signal.source_node_id, _numbers(signal, "turn", "term", "every")
         if caller == self._engine.store.node_id or not self._engine.room.is_backbone(caller):
             return False
-        if term < max(self._board.state().highest_term, self._highest_term):
+        if term < max(self._board.state().highest_term, self._heard_term):
             return False
         return self._engine.clock.now_ms() < turn + (_TURNS_LATE + 1) * max(every, 1) * 1000
 
     async def _follow(self, signal: SignalEvent) -> None:
-        turn, self._highest_term = _numbers(signal, "turn", "term")
+        turn, self._heard_term = _numbers(signal, "turn", "term")
         report = await self._sweep(turn)
         if report is None or not report.is_worth_telling:
             return
