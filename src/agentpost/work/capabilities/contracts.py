@@ -87,8 +87,10 @@ class CapabilityContracts:
         )
 
     def _contracts(self, capability_ids: tuple[str, ...]) -> Iterator[tuple[str, Contract]]:
-        # A sweep asks for every task, and most have no capability.
-        catalog = self._room.snapshot().catalog if capability_ids else {}
+        if not capability_ids:
+            # A sweep asks for every task, and most have no capability.
+            return
+        catalog = self._room.snapshot().catalog
         for capability_id in capability_ids:
             record = catalog.get(capability_id)
             page = None if record is None else self._book.by_ref(capability_id, record.contract_schema_ref)
