@@ -11,7 +11,7 @@ from agentpost.delivery.heads import verify_head
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.heads import OutboxHead, chain_over
 from agentpost.protocol.snapshot import NodeTier
-from agentpost.store.values import CHAIN_START
+from agentpost.store.values import CHAIN_START, StreamSlice
 from tests.delivery.linking import Node, World
 
 PLENTY = 100_000_000
@@ -131,6 +131,25 @@ async def test_a_mirror_that_has_nothing_waits(world: World) -> None:
     feed = MirrorFeed(_from_start(), consumer="node-b", store=world.nodes["node-c"].store)
     feed.grant(_credit(0))
     assert feed.frames() == []
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_mark_is_never_older_than_the_events(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory may be a moment behind the file that the events were read from; their marks are not."""
+    a = world.nodes["node-a"]
+    signing = world.room.identity("node-a").signing
+    await a.send("bob")
+    newest = a.store.head().seq
+    read_stream = a.store.read_stream
+
+    def lagging(consumer: str, after_seq: int, *, may_lag: bool = False, **options: int) -> StreamSlice:
+        return read_stream(consumer, newest if may_lag else after_seq, **options)
+
+    monkeypatch.setattr(a.store, "read_stream", lagging)
+    feed = WholeFeed(_from_start(whole=True), consumer="node-c", store=a.store, signing=signing)
+    feed.grant(_credit(0))
+    (batch,) = _events(feed.frames())
+    assert _head(world, batch).streams["node-b"].seq == newest
 
 
 @pytest.mark.req("CUR-5")

@@ -246,7 +246,12 @@ class WholeFeed(Feed):
         latest.pop(self.source, None)
         marks: dict[str, StreamMark] = {}
         for node_id, seq in latest.items():
-            for event in self._store.read_stream(node_id, seq - 1, limit=1, may_lag=True).events:
+            # The events may have been read from the file, where they stand before they stand in memory.
+            found = (
+                self._store.read_stream(node_id, seq - 1, limit=1, may_lag=True).events
+                or self._store.read_stream(node_id, seq - 1, limit=1).events
+            )
+            for event in found:
                 marks[node_id] = StreamMark(seq=event.seq, chain=event.chain)
         return marks
 
