@@ -6,14 +6,11 @@ from msgspec.structs import replace
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.delivery import Delivery
-from agentpost.protocol.envelope import AckEvent, Event
-from agentpost.protocol.ids import EventId
-from agentpost.protocol.payloads import Ack, AckType
+from agentpost.protocol.payloads import AckType
 from agentpost.protocol.tasks import TaskState
-from agentpost.protocol.timestamps import format_ms
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import Acceptance, Accepted, Appended, Desk, Inbound, Incident, TasksRebuilt
-from agentpost.testing import START_MS, an_event_id
+from agentpost.testing import START_MS, an_ack
 from tests.faults.scenarios import Operation, Scenario, message
 from tests.protocol.test_taskbook import REQUESTER, TASK_ID, WORKER, an_event
 
@@ -22,26 +19,6 @@ __all__ = ["TASKS"]
 _OFFER: Final = replace(an_event("create"), to_nodes=(WORKER,))
 _REQUESTER: Final = "ada"
 _LATE: Final = "task_late"
-
-
-def _ack(event: Event, ack_type: AckType) -> AckEvent:
-    return AckEvent(
-        event_id=EventId(an_event_id("ack", event.event_id, ack_type)),
-        source_node_id=REQUESTER,
-        source_agent_id=_REQUESTER,
-        to_agent_id=event.source_agent_id,
-        to_nodes=(WORKER,),
-        corr_id=event.corr_id,
-        created_at=format_ms(START_MS),
-        payload=Ack(
-            ref_event_id=event.event_id,
-            ref_kind=event.kind,
-            ack_type=ack_type,
-            acked_by_node_id=REQUESTER,
-            acked_by_agent_id=_REQUESTER,
-            acked_at=format_ms(START_MS),
-        ),
-    )
 
 
 def _state(store: SqliteStore) -> TaskState | None:
@@ -77,7 +54,8 @@ def _hear(kind: str, seq: int, *, leads_to: TaskState, inbox_seq: int, is_closed
     """A move of the worker: what it changes, its row in the inbox, its ACK and the cursor are one."""
     event = replace(an_event(kind, number=seq), seq=seq)
     pair = (event.event_id, _REQUESTER)
-    ack = _ack(event, AckType.PROCESSED if is_closed else AckType.ACCEPTED)
+    ack_type = AckType.PROCESSED if is_closed else AckType.ACCEPTED
+    ack = replace(an_ack(event, ack_type, by_agent_id=_REQUESTER, by_node_id=REQUESTER), to_nodes=(WORKER,))
     batch = Acceptance(
         source_node_id=WORKER,
         source_epoch="epoch-1",
