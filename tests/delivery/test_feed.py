@@ -157,6 +157,8 @@ async def test_cursors_of_readers_are_written_down_at_most_once_a_second(world: 
     """A reader that confirms every batch does not cost a write each time, and its lease is renewed in time."""
     a = world.nodes["node-a"]
     notes = SubscriberNotes(a.store, clock=world.clock, lease_seconds=300)
+    for _ in range(5):
+        await a.send("bob")
 
     def noted() -> int:
         (subscriber,) = a.store.subscribers()

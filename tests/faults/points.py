@@ -80,7 +80,7 @@ COMMIT_CALLS: Final = frozenset(
         # Files of their own; tests/mailboxes/test_power_loss.py cuts them, test_processes.py kills in the middle.
         ("mailbox/worker.py", "_try_together"),
         ("store/transaction.py", "commit"),
-        ("store/writer.py", "_try_together"),
+        ("store/jobs.py", "try_together"),
     }
 )
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.store.database import Database
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.home import Home
+from agentpost.store.jobs import LONG
 from agentpost.store.queries import SQL
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
@@ -37,6 +39,15 @@ def writer(database: Database) -> Iterator[Writer]:
     writer = Writer(database, transaction=Transaction(database))
     yield writer
     writer.stop()
+
+
+@pytest.fixture
+def database_file(home: Path) -> Path:
+    async def make() -> None:
+        await open_sqlite(home).close()
+
+    asyncio.run(make())
+    return Home(home).database
 
 
 @contextmanager
@@ -201,3 +212,53 @@ async def test_a_refused_job_is_forgotten(writer: Writer) -> None:
     del load, refuse
     gc.collect()
     assert seen() is None
+
+
+@pytest.mark.req("PIPE-3")
+async def test_a_little_work_is_done_on_the_loop_and_long_work_in_a_thread(writer: Writer) -> None:
+    """Nobody waits for a thread to be woken for one event; what may take long does not hold up the loop."""
+    loop_thread = threading.get_ident()
+    little = writer.submit(lambda _: threading.get_ident(), size=1)
+    assert await little == loop_thread
+    assert await writer.submit(lambda _: threading.get_ident()) != loop_thread
+    assert await writer.submit(lambda _: threading.get_ident(), size=1) == loop_thread
+
+
+@pytest.mark.req("ENV-2")
+async def test_what_is_asked_for_is_done_in_that_order_wherever_it_is_done(writer: Writer) -> None:
+    """Little work that follows long work waits for it, and long work for the little before it."""
+    done: list[int] = []
+    sizes = [1, 1, LONG, 1, 1, LONG, LONG, 1]
+    asked = [writer.submit(lambda _, at=at: done.append(at), size=size) for at, size in enumerate(sizes)]
+    await asyncio.gather(*asked)
+    assert done == list(range(len(sizes)))
+
+
+@pytest.mark.req("PIPE-3")
+async def test_on_a_slow_disk_the_loop_is_not_held_up(writer: Writer) -> None:
+    """After a commit that took long, the next is not the loop's."""
+    await writer.submit(lambda _: time.sleep(0.1), size=1)
+    assert await writer.submit(lambda _: threading.get_ident(), size=1) != threading.get_ident()
+
+
+@pytest.mark.req("PIPE-3")
+def test_a_writer_serves_the_next_loop_after_one_that_was_closed_in_the_middle(database_file: Path) -> None:
+    """What a closed loop left behind holds up nobody."""
+    database = Database.open_writer(database_file)
+    writer = Writer(database, transaction=Transaction(database))
+
+    async def leave_behind() -> None:
+        with held(writer):
+            append(writer, 1)
+            writer.submit(lambda _: None, size=1)
+
+    async def use() -> int | Code | type[Exception]:
+        assert await writer.submit(lambda _: 7, size=1) == 7
+        return await outcome(append(writer, 2))
+
+    try:
+        asyncio.run(leave_behind())
+        assert isinstance(asyncio.run(asyncio.wait_for(use(), 30)), int)
+    finally:
+        writer.stop()
+        database.close()

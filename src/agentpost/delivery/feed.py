@@ -320,10 +320,12 @@ class SubscriberNotes:
         self._noted: dict[str, tuple[int, int]] = {}
 
     async def note(self, consumer: str, last_seq: int) -> None:
-        at_ms, now_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        at_ms = self._clock.monotonic_ms()
         noted = self._noted.get(consumer)
         if noted is not None and at_ms - noted[1] < (_NOTE_EVERY_MS if noted[0] != last_seq else _RENEW_EVERY_MS):
             return
+        # A reader may say that it has more than there is.
+        now_ms, last_seq = self._clock.now_ms(), min(last_seq, self._store.head().seq)
         self._noted[consumer] = (last_seq, at_ms)
         await self._store.note_subscriber(
             Subscriber(

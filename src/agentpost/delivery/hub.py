@@ -89,12 +89,17 @@ class LinkHub:
             session.close()
         await self.tasks.close()
 
-    def open(self, peer_node_id: str, *, on_wake: Callable[[], None]) -> LinkSession:
-        """A session with a peer that proved who it is. `on_wake` is called when it has something to send."""
+    def open(
+        self, peer_node_id: str, *, on_wake: Callable[[], None], on_wake_soon: Callable[[], None] | None = None
+    ) -> LinkSession:
+        """A session with a peer that proved who it is. `on_wake` is called when it has something to send.
+
+        `on_wake_soon` is called instead for what may wait a moment, so that it goes with what follows.
+        """
         before = [session for session in self._sessions if session.peer == peer_node_id]
         if len(before) >= _MOST_LINKS_A_PEER:
             before[0].refuse(Refusal(Code.UNAVAILABLE, f"{peer_node_id} has come again, {len(before)} times"))
-        session = LinkSession(self, peer_node_id, on_wake)
+        session = LinkSession(self, peer_node_id, on_wake, on_wake_soon or on_wake)
         self._sessions.append(session)
         return session
 
@@ -257,9 +262,9 @@ class LinkHub:
         for session in self._sessions:
             session.blob_came(sha256)
 
-    def _outbox_grew(self) -> None:
+    def _outbox_grew(self, in_hurry: bool) -> None:
         for session in self._sessions:
-            session.wake(self.store.node_id)
+            session.wake(self.store.node_id, in_hurry=in_hurry)
 
     def _mirror_grew(self, source: str, readers: frozenset[str]) -> None:
         for session in self._sessions:

@@ -166,8 +166,8 @@ class Intake:
         self._wakeups.batch_taken(accepted)
         await self._report_strangers(batch.source_node_id, accepted.orphans)
         if accepted.new or accepted.closed:
-            # The ACKs stand in our own outbox now (PIPE-2).
-            self._wakeups.outbox_grew()
+            # The ACKs stand in our own outbox now (PIPE-2). Agents that are quick have more to say in a moment.
+            self._wakeups.outbox_grew(in_hurry=False)
             for agent_id, mail in _mail_by_agent(reading, accepted).items():
                 self._wakeups.inbox_grew(agent_id, mail)
         if reading.changes:

@@ -100,7 +100,9 @@ class Keeper:
         self._cursors: dict[str, CursorCopy] = {}
         self._cursors_due_at_ms = 0
         wakeups.listen(
-            outbox=self._changed.set, inbox=lambda _: self._changed.set(), timer=lambda _: self._changed.set()
+            outbox=lambda _: self._changed.set(),
+            inbox=lambda _: self._changed.set(),
+            timer=lambda _: self._changed.set(),
         )
 
     def start(self) -> None:

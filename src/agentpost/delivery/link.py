@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
+from agentpost.delivery.chunk_desk import ChunkDesk
 from agentpost.delivery.feed import Feed, MirrorFeed, OutboxFeed, WholeFeed
-from agentpost.delivery.fetch import may_read, serve_chunk
+from agentpost.delivery.fetch import may_read
 from agentpost.delivery.frames import (
     LINK_VERSION,
     Chunk,
@@ -58,10 +59,6 @@ _IDLE_FRAME_BYTES: Final = 4_096
 # Short frames that wait for a peer that does not read.
 _MOST_QUEUED_FRAMES: Final = 16_384
 
-# Chunks are read from the disk when there is room to send them, not when they are asked for.
-_CHUNKS_AT_ONCE: Final = 4
-_MOST_CHUNKS_ASKED: Final = 1024
-
 # The outbox of a node, and whether all of it is meant or only what is for the reader.
 Key = tuple[str, bool]
 
@@ -84,7 +81,9 @@ class _Lane(Struct, kw_only=True):
 class LinkSession:
     """One connection of one peer. Made by `LinkHub.open`."""
 
-    def __init__(self, hub: "LinkHub", peer: str, on_wake: Callable[[], None]) -> None:
+    def __init__(
+        self, hub: "LinkHub", peer: str, on_wake: Callable[[], None], on_wake_soon: Callable[[], None]
+    ) -> None:
         self.peer = peer
         # Whether the peer has said hello, and the session has not ended.
         self.is_open = False
@@ -93,10 +92,10 @@ class LinkSession:
         self.audit: AuditEntry | None = None
         self._hub = hub
         self._on_wake = on_wake
+        # For what is in no hurry, and may go with what follows.
+        self._on_wake_soon = on_wake_soon
         self._queue: list[bytes] = []
-        self._chunks_asked: deque[GetChunk] = deque()
-        # What the peer asked for and is on its way here: a mirror may hand an event on before its payload is there.
-        self._chunks_awaited: list[GetChunk] = []
+        self._chunks = ChunkDesk(hub.store, peer)
         self._feeds: dict[Key, Feed] = {}
         # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
         self._awake: dict[Key, None] = {}
@@ -151,8 +150,6 @@ class LinkSession:
         except Refusal as refusal:
             self.refuse(refusal)
             raise
-        # A credit, say, lets more be sent.
-        self._on_wake()
 
     def _charge(self, size_bytes: int) -> None:
         """Count a frame as one that brings nothing, until it has; see `_give_back`."""
@@ -189,7 +186,6 @@ class LinkSession:
                 if await self._take(frame):
                     self._give_back(size_bytes)
                 lane.size_bytes -= size_bytes
-                self._on_wake()
         except Refusal as refusal:
             self.refuse(refusal)
         except Exception:
@@ -205,8 +201,7 @@ class LinkSession:
         There may be more right after: ask again until there is nothing.
         """
         if not self._is_closed:
-            for _ in range(min(len(self._chunks_asked), _CHUNKS_AT_ONCE)):
-                self._queue.append(encode_frame(serve_chunk(self._hub.store, self._chunks_asked.popleft())))
+            self._queue += self._chunks.frames()
             awake, self._awake = self._awake, {}
             for key in awake:
                 feed = self._feeds.get(key)
@@ -303,24 +298,21 @@ class LinkSession:
         if self._reading.pop(key, None) is not None:
             self._send(Unsubscribe(source=key[0], whole=key[1]))
 
-    def wake(self, source: str, *, is_for_reader: bool = True) -> None:
+    def wake(self, source: str, *, is_for_reader: bool = True, in_hurry: bool = True) -> None:
         """The outbox of `source`, or the mirror of it, grew."""
         for key in ((source, False), (source, True)):
             feed = self._feeds.get(key)
             if feed is not None and (key[1] or is_for_reader):
                 feed.wake()
                 self._awake[key] = None
-                self._on_wake()
+                (self._on_wake if in_hurry else self._on_wake_soon)()
 
     def ask(self, request: GetChunk) -> None:
         self._send(request)
 
     def blob_came(self, sha256: str) -> None:
         """A payload is here now that the peer may have asked for."""
-        came = [request for request in self._chunks_awaited if request.sha256 == sha256]
-        if came:
-            self._chunks_awaited = [request for request in self._chunks_awaited if request.sha256 != sha256]
-            self._chunks_asked.extend(came)
+        if self._chunks.came(sha256):
             self._on_wake()
 
     # Frames
@@ -388,17 +380,14 @@ class LinkSession:
 
     async def _serve(self, request: GetChunk) -> bool:
         """True if the peer may have it: what it costs to serve is bounded by what the peer takes."""
-        if len(self._chunks_asked) + len(self._chunks_awaited) >= _MOST_CHUNKS_ASKED:
-            raise Refusal(Code.RATE_LIMITED, f"{self.peer} asks for more chunks than it takes")
+        self._chunks.check_room()
         if not may_read(self._hub.store, self._hub.room, request.sha256, self.peer):
             # PIPE-5: who is no reader of it learns nothing of it, not even whether it is here.
             self._send(Chunk(sha256=request.sha256, part=request.part, code=Code.SCOPE_DENIED.value))
             await self._hub.deny_payload(self.peer, request.sha256)
             return False
-        if self._hub.fetcher.is_awaited(request.sha256):
-            self._chunks_awaited.append(request)
-        else:
-            self._chunks_asked.append(request)
+        self._chunks.ask(request, is_awaited=self._hub.fetcher.is_awaited(request.sha256))
+        self._on_wake()
         return True
 
     async def _credit(self, credit: Credit) -> bool:
@@ -409,6 +398,7 @@ class LinkSession:
         before = feed.durable_seq
         feed.grant(credit)
         self._awake[credit.source, credit.whole] = None
+        self._on_wake()
         if credit.source == self._hub.store.node_id:
             await self._note()
         return feed.durable_seq > before
@@ -418,8 +408,7 @@ class LinkSession:
         own = self._hub.store.node_id
         read = [feed.durable_seq for (source, _), feed in self._feeds.items() if source == own]
         if read:
-            # A reader may say that it has more than there is.
-            await self._hub.notes.note(self.peer, min(*read, self._hub.store.head().seq))
+            await self._hub.notes.note(self.peer, min(read))
 
     async def _take(self, frame: Events) -> bool:
         """True if there was something new in it."""
@@ -440,7 +429,9 @@ class LinkSession:
             case Verdict.TAKEN | Verdict.KNOWN:
                 if verdict is Verdict.TAKEN:
                     subscription.asked_anew_at = None
-                self._send(self._credit_for(key))
+                lane = self._lanes.get(key)
+                # The answers to what was taken are about to follow, mostly; whoever has sent more waits for it.
+                self._send(self._credit_for(key), in_hurry=lane is None or bool(lane.frames))
             case Verdict.GAP:
                 # CUR-3: the cursor stops; what is missing is asked for, once, and again with the next tick.
                 at = _seq_of(subscription)
@@ -500,10 +491,10 @@ class LinkSession:
     def _credit_for(self, key: Key) -> Credit:
         return Credit(source=key[0], through_seq=_seq_of(self._reading[key]), bytes=_CREDIT_BYTES, whole=key[1])
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: Frame, *, in_hurry: bool = True) -> None:
         if not self._is_closed:
             self._queue.append(encode_frame(frame))
-            self._on_wake()
+            (self._on_wake if in_hurry else self._on_wake_soon)()
 
     def _queue_refused(self, refusal: Refusal, key: Key | None) -> None:
         source, is_whole = key or (None, False)

@@ -138,7 +138,7 @@ class Wakeups:
     """Who wants to hear that something was written. Called on the loop, after the write is durable; never blocks."""
 
     def __init__(self) -> None:
-        self._on_outbox: list[Callable[[], None]] = []
+        self._on_outbox: list[Callable[[bool], None]] = []
         self._on_inbox: list[Callable[[str], None]] = []
         self._on_mail: list[Callable[[str, Sequence[Mail]], None]] = []
         self._on_timer: list[Callable[[int], None]] = []
@@ -150,7 +150,7 @@ class Wakeups:
     def listen(
         self,
         *,
-        outbox: Callable[[], None] | None = None,
+        outbox: Callable[[bool], None] | None = None,
         inbox: Callable[[str], None] | None = None,
         mail: Callable[[str, Sequence[Mail]], None] | None = None,
         timer: Callable[[int], None] | None = None,
@@ -159,9 +159,9 @@ class Wakeups:
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
         tasks: Callable[[Sequence[TaskId]], None] | None = None,
     ) -> None:
-        """`outbox`: events were appended. `inbox`: this agent has something new. `mail`: the same, with the mail as far
-        as it is at hand. `timer`: deliveries got timers, and when the first of them runs out.
-        `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
+        """`outbox`: events were appended, and whether they are in a hurry. `inbox`: this agent has something new.
+        `mail`: the same, with the mail as far as it is at hand. `timer`: deliveries got timers, and when the first of
+        them runs out. `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
         gateways said these. `tasks`: others changed these tasks."""
         if outbox is not None:
             self._on_outbox.append(outbox)
@@ -180,9 +180,10 @@ class Wakeups:
         if tasks is not None:
             self._on_tasks.append(tasks)
 
-    def outbox_grew(self) -> None:
+    def outbox_grew(self, *, in_hurry: bool = True) -> None:
+        """What is in no hurry may wait a moment for what follows, and go with it."""
         for tell in self._on_outbox:
-            tell()
+            tell(in_hurry)
 
     def inbox_grew(self, agent_id: str, mail: Sequence[Mail] = ()) -> None:
         """`mail` is what came just now; without it, whoever wants it reads the inbox."""

@@ -203,23 +203,29 @@ class OwnReader:
         self._intake = intake
         self._tasks = tasks
         self._cursor: Cursor | None = None
+        # Nobody else moves the cursor, so it is looked up only after it has moved.
+        self._is_cursor_known = False
         self._grew = asyncio.Event()
-        wakeups.listen(outbox=self._grew.set)
+        wakeups.listen(outbox=self._outbox_grew)
 
     def start(self) -> None:
         self._grew.set()
         self._tasks.spawn(self._run(), name="own mail")
 
+    def _outbox_grew(self, _in_hurry: bool) -> None:
+        self._grew.set()
+
     async def read(self) -> None:
         """Take everything that is there for the agents of this gateway."""
         own = self._store.node_id
         while True:
-            cursor = self._cursor or self._store.cursor(own)
+            if not self._is_cursor_known:
+                self._cursor, self._is_cursor_known = self._store.cursor(own), True
+            cursor = self._cursor
             if cursor is not None and cursor.epoch != self._store.epoch:
+                self._is_cursor_known = False
                 await self._store.restart_cursor(own, epoch=self._store.epoch, at_ms=cursor.updated_at_ms)
-                self._cursor = None
                 continue
-            self._cursor = cursor
             after_seq = cursor.last_seq if cursor else 0
             stream = self._store.read_stream(own, after_seq, may_lag=True)
             if not stream.events and stream.through_seq - after_seq < _OWN_STEP:
@@ -232,7 +238,7 @@ class OwnReader:
                 chain=stream.chain,
                 raws=[event.raw for event in stream.events],
             )
-            self._cursor = None
+            self._is_cursor_known = False
             await self._intake.take(batch)
 
     async def _run(self) -> None:

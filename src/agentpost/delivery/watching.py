@@ -81,7 +81,7 @@ class Watchers:
             for delivery in self._store.deliveries_of(event_id)
         ]
 
-    def _outbox_grew(self) -> None:
+    def _outbox_grew(self, _in_hurry: bool) -> None:
         for watcher in self._watching:
             watcher.woken.set()
 

@@ -26,7 +26,9 @@ def format_ms(epoch_ms: int) -> str:
     return f"{_second_text(epoch_ms // 1000)}.{epoch_ms % 1000:03d}Z"
 
 
+@lru_cache(maxsize=4096)
 def _parse(text: str) -> datetime | None:
+    # What comes together was mostly said in the same few milliseconds.
     # The form is checked here because the parser of the standard library also reads week dates, offsets and, in
     # later versions, the hour 24. Times before 1970 have no epoch ms that `format_ms` would write.
     if len(text) != 24 or text[7] != "-" or text[10] != "T" or text[19] != "." or text[23] != "Z":

@@ -5,7 +5,7 @@ values        what goes in and comes out
 sqlite        the store on a disk: joins the parts below
   home, identity      the directory, its lock, and the node's keys
   database            one connection, and SQLite's errors in our words; the only module that touches APSW
-  writer              the one thread that writes, with group commit
+  writer, jobs        the one who writes, on the loop or in a thread; many jobs in one commit
   transaction         the ends of the outbox and the inbox, rows gathered for bulk writing
   tail                the end of the outbox in memory
   outbox, streams     the outbox as a whole, and what each of its readers gets of it

@@ -1,4 +1,4 @@
-"""The store on a disk: one SQLite file, one thread that writes, and a read connection for every thread that reads.
+"""The store on a disk: one SQLite file, one writer, and a read connection for every thread that reads.
 
 This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `mirrors`,
 `agents`, `incidents`, `notes`, `joining`, `external`, `room_log`, `tasks`, `blobs` and `auditing`; reading is in
@@ -117,7 +117,7 @@ class SqliteStore(SqliteExternal):
     ) -> "SqliteStore":
         """Open the home at `path`, or make it for `node_id`. `epoch` and `now_ms` are used only for a new one.
 
-        `on_failure` is called once, from the writer thread, if the disk fails; the gateway has to stop then.
+        `on_failure` is called once, from any thread, if the disk fails; the gateway has to stop then.
         """
         home = Home(path)
         home.prepare()
@@ -165,7 +165,8 @@ class SqliteStore(SqliteExternal):
         if not (changes or notes or incidents or resends):
             return self._writer.append(events, deliveries)
         return self._writer.submit(
-            lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents, resends)
+            lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents, resends),
+            size=len(events) + len(changes) + len(notes) + len(incidents) + len(resends),
         )
 
     def head(self) -> Head:
@@ -238,7 +239,7 @@ class SqliteStore(SqliteExternal):
         return deliveries.count_deliveries(self._reader(), only)
 
     def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due))
+        return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due), size=len(pairs_due))
 
     def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: deliveries.purge(tx, pairs))
@@ -246,16 +247,17 @@ class SqliteStore(SqliteExternal):
     # The inbox and its ledger
 
     def accept(self, batch: Acceptance) -> "asyncio.Future[Accepted]":
-        return self._writer.submit(lambda tx: inbox.accept(tx, batch))
+        kept = () if batch.mirror is None else batch.mirror.events
+        return self._writer.submit(lambda tx: inbox.accept(tx, batch), size=len(batch.events) + len(kept))
 
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
         return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms))
 
     def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms))
+        return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms), size=1)
 
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error))
+        return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error), size=1)
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[bool]":
         return self._writer.ask(inbox.settle, settlement)
@@ -297,7 +299,7 @@ class SqliteStore(SqliteExternal):
         return inbox.inbox_by_corr(self._reader(), corr_id)
 
     def mark_read(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: inbox.mark_read(tx, event_id, to_agent_id, at_ms))
+        return self._writer.submit(lambda tx: inbox.mark_read(tx, event_id, to_agent_id, at_ms), size=1)
 
     def ledger_entry(self, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:
         return inbox.ledger_entry(self._reader(), event_id, to_agent_id)
@@ -341,7 +343,7 @@ class SqliteStore(SqliteExternal):
         return self._writer.submit(lambda tx: inbox.restart_cursor(tx, source_node_id, epoch=epoch, at_ms=at_ms))
 
     def note_subscriber(self, subscriber: Subscriber) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: compaction.note_subscriber(tx, subscriber))
+        return self._writer.submit(lambda tx: compaction.note_subscriber(tx, subscriber), size=1)
 
     def subscribers(self) -> list[Subscriber]:
         return compaction.subscribers(self._reader())
@@ -368,7 +370,7 @@ class SqliteStore(SqliteExternal):
         return mirrors.mirror_position(self._reader(), source_node_id)
 
     def keep_mirror(self, batch: MirrorBatch) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: mirrors.keep_mirror(tx, batch))
+        return self._writer.submit(lambda tx: mirrors.keep_mirror(tx, batch), size=len(batch.events))
 
     def restart_mirror(self, source_node_id: str, *, epoch: str, at_ms: int) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: mirrors.restart_mirror(tx, source_node_id, epoch=epoch, at_ms=at_ms))

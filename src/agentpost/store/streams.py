@@ -18,7 +18,7 @@ _ROWS_A_READ: Final = 64
 
 
 class GrowingStreams:
-    """The streams as the transaction under way extends them. Used by the writer thread only."""
+    """The streams as the transaction under way extends them. Used by the writer only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -24,7 +24,7 @@ __all__ = ["Transaction"]
 
 
 class Transaction:
-    """Used by the writer thread only. `begin` and `commit` are the writer's; the rest is for its jobs."""
+    """Used by the writer only. `begin` and `commit` are the writer's; the rest is for its jobs."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

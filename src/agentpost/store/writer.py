@@ -1,8 +1,12 @@
-"""The one thread that writes. Whoever waits while it commits shares the next commit: one fsync for all of them.
+"""The one who writes. Whoever waits while it commits shares the next commit: one fsync for all of them.
 
-A caller hands in a piece of work, a function of a `Transaction`, and awaits its result. The thread takes all that is
+A caller hands in a piece of work, a function of a `Transaction`, and awaits its result. The writer takes all that is
 waiting, runs it in one transaction and answers everybody after the commit. Work that fails is taken out and the rest
 runs again without it, so nobody pays for another's mistake. No delay is added: alone, a caller commits at once.
+
+A little work is done on the loop that asked for it, for as long as the disk is quick: to wake another thread and to be
+woken by it takes as long as the commit. Much work, work that may take long, and all work on a slow disk is done in a
+thread. What is asked for meanwhile follows there, so that everything is written in the order in which it was asked for.
 
 After a failed write or sync nothing is retried, since the kernel may have dropped what it could not write: the writer
 stops for good, refuses everything, and says so once (`on_failure`). A full disk is different: the transaction is
@@ -13,17 +17,17 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from itertools import groupby
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
-
-from msgspec import Struct
 
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.store.database import ConstraintViolated, Database
+from agentpost.store.database import Database
+from agentpost.store.jobs import FATAL, LONG, Job, append_many, try_together
 from agentpost.store.tail import Grown
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
@@ -35,31 +39,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 A = TypeVar("A")
 
+# What is done on the loop: so many events at a time, while a commit takes no longer than this.
+_MOST_ON_LOOP: Final = 64
+_QUICK_SECONDS: Final = 0.003
+# What a commit takes is judged by those of few jobs, and the latest of them counts so much.
+_FEW_JOBS: Final = 8
+_LATEST: Final = 0.1
 # A crowd is split in two: while SQLite writes one half without Python, the callers of the other half run.
 _SPLIT_ABOVE_JOBS: Final = 128
 _CHECKPOINT_AT_PAGES: Final = 1000
 _COMMITS_A_LOOK_AT_THE_LOG: Final = 8
-_FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
-# After these SQLite may have ended the transaction by itself, with the work of the neighbours in it.
-_SPOILS_ALL: Final = _FATAL | {Code.STORAGE_FULL}
-
-
-# Does the same for many callers at once: an answer for each, which is a refusal for one that changed nothing.
-Many = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
-
-
-class _Job(Struct, eq=False):
-    """A piece of work, the future of whoever waits for it, and what came of it.
-
-    An error's traceback leads back to its job, a cycle that only the garbage collector ends: so no `gc=False` here.
-    """
-
-    future: "asyncio.Future[Any]"
-    # What is asked of `many`, which takes neighbours who ask the same together; without it, a function to call.
-    asked: Any
-    many: Many | None = None
-    result: Any = None
-    error: Exception | None = None
 
 
 class Writer:
@@ -80,7 +69,16 @@ class Writer:
         self._transaction = transaction
         self._on_failure = on_failure
         self._on_grown = on_grown
-        self._waiting: SimpleQueue[_Job | None] = SimpleQueue()
+        # What was asked for since the loop last came round, and what the thread is to do; None is the last of it.
+        self._asked_for: deque[Job] = deque()
+        self._waiting: SimpleQueue[Job | None] = SimpleQueue()
+        # Jobs that the thread has and the loop has no answer to. While there are any, nothing is done on the loop.
+        self._in_thread = 0
+        # Whoever has it uses the connection.
+        self._connection = threading.Lock()
+        self._commit_seconds = 0.0
+        self._commits_since_look = 0
+        self._is_log_long = False
         self._failure: Refusal | None = None
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,44 +90,72 @@ class Writer:
         """Why the writer gave up, if it did."""
         return self._failure
 
-    def submit(self, work: Callable[[Transaction], T]) -> "asyncio.Future[T]":
-        """Run `work` in the next transaction. The future is done when that is durable."""
-        return self._put(work, None)
+    def submit(self, work: Callable[[Transaction], T], *, size: int = LONG) -> "asyncio.Future[T]":
+        """Run `work`, which writes about `size` events, in the next transaction. The future is done when it is durable.
+
+        Without a size it may take long.
+        """
+        return self._put(work, None, size)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery]) -> "asyncio.Future[Appended]":
         """Append in the next transaction."""
-        return self._put((events, deliveries), _append_many)
+        return self._put((events, deliveries), append_many, len(events))
 
     def ask(self, many: Callable[[Transaction, Sequence[A]], Sequence[T | Refusal]], asked: A) -> "asyncio.Future[T]":
         """Have `many` do this in the next transaction, together with what others ask of it at the same time."""
-        return self._put(asked, many)
+        return self._put(asked, many, 1)
 
-    def _put(self, asked: Any, many: Many | None) -> "asyncio.Future[Any]":
-        future: asyncio.Future[Any] = self._callers_loop().create_future()
-        self._waiting.put(_Job(future, asked, many))
-        if self._stopped:
-            # It may have come after the last look of the thread; whoever finds it in the queue answers.
-            self._refuse_leftovers()
+    def _put(self, asked: Any, many: Any, size: int) -> "asyncio.Future[Any]":
+        loop = self._callers_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._asked_for.append(Job(future, asked, many, size))
+        if self._stopped or size > _MOST_ON_LOOP or len(self._asked_for) > _MOST_ON_LOOP:
+            self._hand_over()
+        elif len(self._asked_for) == 1 and not self._in_thread:
+            # Not at once: others may ask for something before the loop comes round.
+            loop.call_soon(self._begin)
         return future
 
     def _callers_loop(self) -> asyncio.AbstractEventLoop:
         # Asking asyncio for the loop each time would cost as much as the rest of a submission.
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.get_running_loop()
+            self._forget_closed_loop()
         return self._loop
+
+    def _forget_closed_loop(self) -> None:
+        """Leave undone what nobody waits for any more. What the thread has begun it ends, and nobody hears of it."""
+        self._asked_for.clear()
+        self._in_thread = 0
+        if not self._stopped:
+            with contextlib.suppress(Empty):
+                while True:
+                    self._waiting.get_nowait()
 
     def stop(self) -> None:
         """Finish what is waiting, then end the thread. Blocks until it has."""
         self._stopped = True
+        self._hand_over()
         self._waiting.put(None)
         self._thread.join()
-        self._refuse_leftovers()
+        with self._connection:
+            # The loop may be in the middle of something, and begins nothing new.
+            self._refuse_leftovers()
+
+    def _hand_over(self) -> None:
+        """Leave what was asked for to the thread."""
+        for job in _all_of(self._asked_for):
+            self._in_thread += 1
+            self._waiting.put(job)
+        if self._stopped:
+            # It may have come after the last look of the thread; whoever finds it in the queue answers.
+            self._refuse_leftovers()
 
     def _refuse_leftovers(self) -> None:
         """Answer what nobody will do any more. While the thread lives, it is the one who answers."""
         if self._thread.is_alive():
             return
-        leftovers: list[_Job] = []
+        leftovers: list[Job] = []
         with contextlib.suppress(Empty):
             while True:
                 job = self._waiting.get_nowait()
@@ -138,26 +164,67 @@ class Writer:
                     leftovers.append(job)
         self._answer(leftovers)
 
+    # On the loop
+
+    def _begin(self) -> None:
+        """Do what was asked for, or hand it over."""
+        if not self._asked_for or self._in_thread:
+            return
+        is_little = sum(job.size for job in self._asked_for) <= _MOST_ON_LOOP
+        if not is_little or self._commit_seconds > _QUICK_SECONDS or not self._begin_here():
+            self._hand_over()
+            return
+        jobs = _all_of(self._asked_for)
+        try:
+            self._do(jobs)
+            grown = self._transaction.take_grown()
+            self._look_at_log()
+        finally:
+            self._connection.release()
+        self._resolve(jobs, grown)
+        if self._is_log_long:
+            # A checkpoint takes too long for the loop.
+            self.submit(_nothing).add_done_callback(_ignored)
+
+    def _begin_here(self) -> bool:
+        """Take the connection, if nobody has it and the store is open."""
+        if not self._connection.acquire(blocking=False):
+            return False
+        if self._stopped:
+            self._connection.release()
+            return False
+        return True
+
+    def _resolve(self, jobs: Sequence[Job], grown: Grown) -> None:
+        if self._on_grown is not None:
+            # Before anybody hears that it is there.
+            self._on_grown(grown)
+        for job in jobs:
+            job.answer()
+
+    def _resolve_from_thread(self, jobs: Sequence[Job], grown: Grown) -> None:
+        self._in_thread -= len(jobs)
+        self._resolve(jobs, grown)
+        if not self._in_thread:
+            self._begin()
+
+    # In the thread
+
     def _run(self) -> None:
         more = True
-        commits = 0
         while more:
             jobs, more = self._take()
-            if jobs:
-                if self._failure is None:
-                    self._commit(jobs)
-                else:
-                    for job in jobs:
-                        # Anew for each: an exception keeps the frames of everyone who was handed it.
-                        job.error = Refusal(self._failure.code, self._failure.message)
-                self._answer(jobs)
-            commits += 1
-            if self._failure is None and commits % _COMMITS_A_LOOK_AT_THE_LOG == 0:
-                self._checkpoint_if_long()
+            with self._connection:
+                if jobs:
+                    self._do(jobs)
+                    self._answer(jobs)
+                self._look_at_log()
+                if self._is_log_long:
+                    self._checkpoint()
 
-    def _take(self) -> tuple[list[_Job], bool]:
+    def _take(self) -> tuple[list[Job], bool]:
         """What waits, at least one job and all but half of a crowd; False beside it when this was the last."""
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         next_job = self._waiting.get_nowait
         job = self._waiting.get()
         most = max(_SPLIT_ABOVE_JOBS, self._waiting.qsize() // 2)
@@ -171,81 +238,57 @@ class Writer:
             return jobs, True
         return jobs, False
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        """Run the jobs in one transaction; if one spoils it, each in its own."""
-        if self._try_together(jobs):
-            return
-        for job in jobs:
-            job.error = self._failure
-            if self._failure is None:
-                self._try_together([job])
-
-    def _try_together(self, jobs: list[_Job]) -> bool:
-        """Whether each job has its answer. A job that changed nothing may fail without spoiling the others."""
-        transaction, database = self._transaction, self._database
-        is_of_one = True
-        try:
-            transaction.begin(only_appends=all(job.many is _append_many for job in jobs))
-            for many, group in groupby(jobs, key=_many_of):
-                if many is not None:
-                    _do_together(transaction, many, list(group))
-                    continue
-                for job in group:
-                    before = database.writes
-                    try:
-                        job.result = job.asked(transaction)
-                    except Exception as error:
-                        job.error = _as_refusal(error)
-                        if database.writes != before or not isinstance(error, Refusal) or error.code in _SPOILS_ALL:
-                            raise
-            is_of_one = False
-            transaction.commit()
-        except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
-            self._undo()
-            if isinstance(error, Refusal) and error.code in _FATAL:
-                self._fail(error)
-            # A full disk is full for all of them; whatever else a commit fails for belongs to one of them.
-            is_of_one = is_of_one or not isinstance(error, Refusal)
-            if is_of_one and len(jobs) > 1 and self._failure is None:
-                return False
-            for each in jobs:
-                each.error = each.error or self._failure or _as_refusal(error)
-        return True
-
-    def _answer(self, jobs: list[_Job]) -> None:
+    def _answer(self, jobs: list[Job]) -> None:
         """Wake the callers, all with one call into their loop."""
         if jobs:
             # A closed loop has nobody who waits any more, and what was written stays written.
             with contextlib.suppress(RuntimeError):
-                jobs[0].future.get_loop().call_soon_threadsafe(self._resolve, jobs, self._transaction.take_grown())
+                loop = jobs[-1].future.get_loop()
+                loop.call_soon_threadsafe(self._resolve_from_thread, jobs, self._transaction.take_grown())
 
-    def _resolve(self, jobs: list[_Job], grown: Grown) -> None:
-        if self._on_grown is not None:
-            # Before anybody hears that it is there.
-            self._on_grown(grown)
-        for job in jobs:
-            future = job.future
-            if future.done():
-                # Cancelled: its caller does not wait any more.
-                continue
-            if job.error is None:
-                future.set_result(job.result)
-            else:
-                future.set_exception(job.error)
+    def _checkpoint(self) -> None:
+        self._is_log_long = False
+        with self._refusals_of_the_log():
+            self._database.checkpoint()
 
-    def _undo(self) -> None:
+    # With the connection
+
+    def _do(self, jobs: Sequence[Job]) -> None:
+        """Run the jobs in one transaction; if one spoils it, each in its own."""
+        if self._failure is not None:
+            for job in jobs:
+                # Anew for each: an exception keeps the frames of everyone who was handed it.
+                job.error = Refusal(self._failure.code, self._failure.message)
+            return
+        start = time.monotonic()
+        if not self._try_together(jobs):
+            for job in jobs:
+                job.error = self._failure
+                if self._failure is None:
+                    self._try_together([job])
+        self._commits_since_look += 1
+        if len(jobs) <= _FEW_JOBS:
+            self._commit_seconds += (time.monotonic() - start - self._commit_seconds) * _LATEST
+
+    def _try_together(self, jobs: Sequence[Job]) -> bool:
+        are_answered, failure = try_together(jobs, self._transaction)
+        if failure is not None:
+            self._fail(failure)
+        return are_answered
+
+    def _look_at_log(self) -> None:
+        if self._commits_since_look >= _COMMITS_A_LOOK_AT_THE_LOG and self._failure is None:
+            self._commits_since_look = 0
+            with self._refusals_of_the_log():
+                self._is_log_long = self._database.log_pages() >= _CHECKPOINT_AT_PAGES
+
+    @contextlib.contextmanager
+    def _refusals_of_the_log(self) -> Generator[None]:
         try:
-            self._transaction.rollback()
-        except Refusal as refusal:
-            self._fail(refusal)
-
-    def _checkpoint_if_long(self) -> None:
-        try:
-            if self._database.log_pages() >= _CHECKPOINT_AT_PAGES:
-                self._database.checkpoint()
+            yield
         except Refusal as refusal:
             # A full disk leaves the log as it is, and the log is enough; anything else is a failing disk.
-            if refusal.code in _FATAL:
+            if refusal.code in FATAL:
                 self._fail(refusal)
 
     def _fail(self, refusal: Refusal) -> None:
@@ -259,34 +302,18 @@ class Writer:
                     _log.exception("the gateway could not take the news of a failed disk")
 
 
-def _many_of(job: _Job) -> Many | None:
-    return job.many
+def _all_of(jobs: deque[Job]) -> list[Job]:
+    """Take all of them. Safe beside another thread that does the same: nobody gets what the other has."""
+    taken: list[Job] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(jobs.popleft())
+    return taken
 
 
-def _do_together(transaction: Transaction, many: Many, jobs: list[_Job]) -> None:
-    for job, answer in zip(jobs, many(transaction, [job.asked for job in jobs]), strict=True):
-        if isinstance(answer, Refusal):
-            if answer.code in _SPOILS_ALL:
-                raise answer
-            job.error = answer
-        else:
-            job.result = answer
+def _nothing(_transaction: Transaction) -> None:
+    """A reason for the thread to look at the log."""
 
 
-def _append_many(
-    transaction: Transaction, appends: Sequence[tuple[Sequence[Event], Sequence[Delivery]]]
-) -> list[Appended | Refusal]:
-    append = transaction.append
-    answers: list[Appended | Refusal] = []
-    for events, deliveries in appends:
-        try:
-            answers.append(append(events, deliveries))
-        except Refusal as refusal:
-            answers.append(refusal)
-    return answers
-
-
-def _as_refusal(error: Exception) -> Exception:
-    if isinstance(error, ConstraintViolated):
-        return Refusal(Code.CONFLICT, f"the store refused it: {error}")
-    return error
+def _ignored(done: "asyncio.Future[None]") -> None:
+    done.exception()

@@ -17,6 +17,8 @@ __all__ = ["LinkConnection"]
 _log = logging.getLogger(__name__)
 
 _LAST_WORD_SECONDS: Final = 1.0
+# How long what is in no hurry waits for something to go with.
+_SOON_SECONDS: Final = 0.002
 
 
 class LinkConnection:
@@ -26,7 +28,8 @@ class LinkConnection:
         self.node_id = node_id
         self._gateway = gateway
         self._wake = asyncio.Event()
-        self._session: LinkSession = hub.open(node_id, on_wake=self._wake.set)
+        self._soon: asyncio.TimerHandle | None = None
+        self._session: LinkSession = hub.open(node_id, on_wake=self._wake.set, on_wake_soon=self._wake_soon)
         gateway.connections.add(self)
 
     @property
@@ -81,12 +84,19 @@ class LinkConnection:
                 await send(frame)
             while True:
                 self._wake.clear()
+                if self._soon is not None:
+                    self._soon.cancel()
+                    self._soon = None
                 while to_send := self._session.frames_to_send():
                     for frame in to_send:
                         await send(frame)
                 if self._session.is_closed:
                     return
                 await self._wake.wait()
+
+    def _wake_soon(self) -> None:
+        if self._soon is None and not self._wake.is_set():
+            self._soon = asyncio.get_running_loop().call_later(_SOON_SECONDS, self._wake.set)
 
     async def _tick(self) -> None:
         while not self._session.is_closed:
