@@ -17,7 +17,7 @@ sqlite        the store on a disk: joins the parts below
   room_log            the updates of the room
   queries, sql/, migrations/   the SQL, by name and by version
 memory        the same store without a disk, for tests and simulation
-  memory_streams, memory_deliveries, memory_mirrors, memory_agents   the same parts
+  memory_outbox, memory_inbox, memory_streams, memory_deliveries, memory_mirrors, memory_agents   the same parts
   memory_keeping      its replay guard, audit log, room and blobs
   memory_joining      its invites and known nodes
 integrity     check and back up a home while its gateway runs
