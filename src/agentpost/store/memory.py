@@ -4,11 +4,17 @@ It decides nothing by itself. What is refused, and what follows from what, comes
 does for SQLite. Every write first works out all that it will change and then changes it, so a refusal leaves no trace.
 """
 
+from typing import Final
+
+from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_inbox import MemoryInbox
-from agentpost.store.values import PIPELINE_WATERMARK, Compacted, Subscriber, TasksRebuilt
+from agentpost.store.payload_rules import KnownPayload, judge_payloads
+from agentpost.store.values import PIPELINE_WATERMARK, Compacted, PrunedPayloads, Subscriber, TasksRebuilt
 
 __all__ = ["MemoryStore"]
+
+_ENDED_WELL: Final = frozenset({DeliveryState.PROCESSED, DeliveryState.REPLIED})
 
 
 class MemoryStore(MemoryInbox):
@@ -72,3 +78,43 @@ class MemoryStore(MemoryInbox):
             del self._ledger[pair]
         pruned = len(settled[:limit]) + self._prune_deliveries(before_ms, limit)
         return pruned + self._prune_tasks(before_ms, limit)
+
+    async def prune_payloads(
+        self, *, now_ms: int, grace_ms: int, after_sha256: str = "", limit: int = 1_000
+    ) -> PrunedPayloads:
+        self._check_open()
+        everything = {*self._blobs, *self._payload_events, *(key[0] for key in self._payloads)}
+        page = sorted(sha256 for sha256 in everything if sha256 > after_sha256)[:limit]
+        verdicts = judge_payloads(
+            [self._known(sha256) for sha256 in page], now_ms=now_ms, grace_ms=grace_ms, limit=limit
+        )
+        for sha256, since_ms in verdicts.mark.items():
+            if since_ms is None:
+                del self._unneeded_since_ms[sha256]
+            else:
+                self._unneeded_since_ms[sha256] = since_ms
+        for sha256 in verdicts.drop:
+            await self.drop_blob(sha256)
+            self._payload_events.pop(sha256, None)
+            self._unneeded_since_ms.pop(sha256, None)
+            self._payloads = {key: payload for key, payload in self._payloads.items() if key[0] != sha256}
+        return verdicts.pruned
+
+    def _known(self, sha256: str) -> KnownPayload:
+        blob = self._blobs.get(sha256)
+        return KnownPayload(
+            sha256=sha256,
+            size_bytes=None if blob is None else blob.size_bytes,
+            unneeded_since_ms=self._unneeded_since_ms.get(sha256),
+            is_needed=self._is_needed(sha256),
+        )
+
+    def _is_needed(self, sha256: str) -> bool:
+        of_task = {event_id for event_id, _ in self._tasks_of_events}
+        return any(
+            event_id in self._places
+            or event_id in self._inbox_places
+            or event_id in of_task
+            or any(each.state not in _ENDED_WELL for each in self.deliveries_of(event_id))
+            for event_id in self._payload_events.get(sha256, ())
+        ) or any(self._is_in_mirror(payload) for key, payload in self._payloads.items() if key[0] == sha256)

@@ -65,7 +65,8 @@ class MemoryInbox(MemoryOutbox):
             await self._keep_mirror_of(batch)
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
         book = self._open_book(self._node_id)
-        sorted_out = self._sorted_out(rules.unseen(batch, at), book, batch.at_ms)
+        unseen = rules.unseen(batch, at)
+        sorted_out = self._sorted_out(unseen, book, batch.at_ms)
         moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
         stored, places = self._stored(sorted_out.answers)
 
@@ -73,6 +74,7 @@ class MemoryInbox(MemoryOutbox):
         self._write(sorted_out.answers, stored, places, moved)
         self._keep_book(self._folded(sorted_out.answers, stored, book))
         self._take(batch, sorted_out)
+        self._name_events(inbound.event for inbound in unseen if inbound.acks or inbound.desk is not None)
         new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
         self._quarantine += [
             QuarantineEntry(

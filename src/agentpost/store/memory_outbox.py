@@ -108,6 +108,7 @@ class MemoryOutbox(MemoryTasks):
     ) -> None:
         self._streams.write(self._streams.extended(events, stored))
         self._outbox += stored
+        self._name_events(events)
         self._places.update(places)
         self._keep_deliveries(deliveries)
 

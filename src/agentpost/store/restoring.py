@@ -27,8 +27,13 @@ _DRAFT: Final = ".restoring"
 _ROWS_A_STEP: Final = 5_000
 
 
+class _Payload(Struct, gc=False):
+    sha256: str
+
+
 class _Outline(Struct, rename="camel", gc=False):
     to_nodes: tuple[str, ...] = ()
+    payload_ref: _Payload | None = None
 
 
 _outline = msgspec.msgpack.Decoder(_Outline)
@@ -175,10 +180,14 @@ def stream_places(body: bytes, seq: int, ends: dict[str, StreamPlace]) -> list[S
 
 def addressed_to(body: bytes) -> tuple[str, ...]:
     """The gateways that an event names; none for one that cannot be read."""
+    return _read(body).to_nodes
+
+
+def _read(body: bytes) -> _Outline:
     try:
-        return _outline.decode(body).to_nodes
+        return _outline.decode(body)
     except (msgspec.DecodeError, RecursionError, ValueError):
-        return ()
+        return _Outline()
 
 
 def _remove(database: Path) -> None:
@@ -210,6 +219,12 @@ def _write(database: Database, restored: RestoredHome) -> None:
             )
             for each in restored.inbox
         ],
+    )
+    kept = [(event_id, event.raw) for event_id, event in restored.outbox]
+    kept += [(each.event_id, each.raw) for each in restored.inbox]
+    named = ((_read(raw).payload_ref, event_id) for event_id, raw in kept)
+    database.run_many(
+        SQL.name_payload_event, [(payload.sha256, event_id) for payload, event_id in named if payload is not None]
     )
     database.run_many(SQL.restore_ledger_entry, [_entry(each) for each in restored.ledger])
     database.run_many(
