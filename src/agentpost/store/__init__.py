@@ -13,6 +13,7 @@ sqlite        the store on a disk: joins the parts below
   mirrors             the outboxes of other nodes, kept for their readers
   agents, incidents   the agents of this gateway; what a person should look at
   compaction, blobs   pruning; large content
+  payload_names       which events name large content, and when it goes
   joining             invites, and the nodes whose keys are known
   room_log            the updates of the room
   queries, sql/, migrations/   the SQL, by name and by version
