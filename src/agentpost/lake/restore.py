@@ -53,6 +53,7 @@ from agentpost.world import Chance, Clock, IdMaker, new_epoch
 __all__ = ["Restored", "restore"]
 
 _DAY_MS: Final = 86_400_000
+_DEAD: Final = DeliveryState.DEAD_LETTER
 _PULL: Final = "pull"
 
 
@@ -74,6 +75,16 @@ class Restored(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     cursors: dict[str, int]
     agents: list[str]
     notes: list[str] = []
+
+
+class _Kept(Struct, kw_only=True):
+    """The outbox as a gateway would have kept it, the streams of its readers, and what dead letters said before it."""
+
+    floor: Head
+    events: list[tuple[str, StoredEvent]] = []
+    streams: list[StreamPlace] = []
+    stream_floors: list[StreamPlace] = []
+    dead_letters: list[tuple[str, StoredEvent]] = []
 
 
 def restore(
@@ -129,13 +140,13 @@ class _Restoring:
         former = epochs[-1]
         segments = contiguous(self._lake, self._node_id, former)
         epoch = former if self._is_complete else self._new_epoch
-        outbox, streams, floors, floor = self._outbox(segments)
+        kept = self._outbox(segments)
         inbox, ledger = self._inbox()
         answers = [] if self._is_complete else self._take_local_mail(inbox, ledger, former)
-        self._append(answers, outbox, streams, segments)
+        self._append(answers, kept, segments)
         deliveries = self._kept_deliveries()
-        last_seq = outbox[-1][1].seq if outbox else floor.seq
-        self._told.cursors.append(self._own_cursor(epoch, [*floors, *streams], last_seq))
+        last_seq = kept.events[-1][1].seq if kept.events else kept.floor.seq
+        self._told.cursors.append(self._own_cursor(epoch, [*kept.stream_floors, *kept.streams], last_seq))
         agents = self._agents()
         write_home(
             home,
@@ -143,10 +154,11 @@ class _Restoring:
                 node_id=self._node_id,
                 epoch=epoch,
                 at_ms=self._now_ms,
-                floor=floor,
-                outbox=outbox,
-                streams=streams,
-                stream_floors=floors,
+                floor=kept.floor,
+                outbox=kept.events,
+                streams=kept.streams,
+                stream_floors=kept.stream_floors,
+                dead_letters=kept.dead_letters,
                 deliveries=deliveries,
                 inbox=inbox,
                 ledger=ledger,
@@ -160,8 +172,8 @@ class _Restoring:
             node_id=self._node_id,
             epoch=epoch,
             former_epoch=former,
-            outbox_events=len(outbox),
-            first_seq=floor.seq + 1,
+            outbox_events=len(kept.events),
+            first_seq=kept.floor.seq + 1,
             last_seq=last_seq,
             open_deliveries=sum(each.state not in DELIVERY.terminal for each in deliveries),
             settled=states.count(LedgerState.SETTLED),
@@ -175,31 +187,30 @@ class _Restoring:
 
     # What the home held
 
-    def _outbox(
-        self, segments: Sequence[SegmentManifest]
-    ) -> tuple[list[tuple[str, StoredEvent]], list[StreamPlace], list[StreamPlace], Head]:
+    def _outbox(self, segments: Sequence[SegmentManifest]) -> "_Kept":
         """The events that a gateway would have kept, with the streams of their readers.
 
         In a new epoch the streams begin with what is kept: their readers start over, and shall find no hole.
         """
         keep_from = self._keep_from(segments)
-        floor = Head(seq=segments[0].first_seq - 1, chain=bytes.fromhex(segments[0].start_chain))
-        chain = floor.chain
-        outbox: list[tuple[str, StoredEvent]] = []
-        streams: list[StreamPlace] = []
+        kept = _Kept(floor=Head(seq=segments[0].first_seq - 1, chain=bytes.fromhex(segments[0].start_chain)))
+        chain = kept.floor.chain
         ends: dict[str, StreamPlace] = {}
-        floors: list[StreamPlace] = []
+        dead = {event_id for (event_id, _), each in self._told.deliveries.items() if each.state is _DEAD}
         for seq, event_id, body in rows(self._lake, segments, ("event_id", "body")):
             chain = next_chain(chain, body)
+            stored = StoredEvent(seq=seq, chain=chain, raw=body)
             if seq < keep_from:
-                floor = Head(seq=seq, chain=chain)
+                kept.floor = Head(seq=seq, chain=chain)
+                if event_id in dead:
+                    kept.dead_letters.append((event_id, stored))
                 if self._is_complete:
                     ends |= {place.consumer_node_id: place for place in stream_places(body, seq, ends)}
-                    floors = list(ends.values())
+                    kept.stream_floors = list(ends.values())
                 continue
-            outbox.append((event_id.ljust(30), StoredEvent(seq=seq, chain=chain, raw=body)))
+            kept.events.append((event_id.ljust(30), stored))
             places = stream_places(body, seq, ends)
-            streams += places
+            kept.streams += places
             ends |= {place.consumer_node_id: place for place in places}
         if chain.hex() != segments[-1].end_chain:
             raise Refusal(
@@ -207,7 +218,7 @@ class _Restoring:
                 f"the hash chain of {self._node_id} in the lake is broken",
                 hint="Run `agentpost pipeline check`, or bring the segments back from a copy.",
             )
-        return outbox, streams, floors, floor
+        return kept
 
     def _keep_from(self, segments: Sequence[SegmentManifest]) -> int:
         """PIPE-7, PIPE-8: the retention window, and all that may have to be sent again.
@@ -275,22 +286,16 @@ class _Restoring:
             self._told.deliveries[event_id, agent_id] = advance(delivery, change)
         return answers
 
-    def _append(
-        self,
-        events: Sequence[Event],
-        outbox: list[tuple[str, StoredEvent]],
-        streams: list[StreamPlace],
-        segments: Sequence[SegmentManifest],
-    ) -> None:
+    def _append(self, events: Sequence[Event], kept: "_Kept", segments: Sequence[SegmentManifest]) -> None:
         seq, chain = segments[-1].last_seq, bytes.fromhex(segments[-1].end_chain)
-        ends = {place.consumer_node_id: place for place in streams}
+        ends = {place.consumer_node_id: place for place in kept.streams}
         for event in events:
             seq += 1
             body = encode_for_outbox(replace(event, seq=seq))
             chain = next_chain(chain, body)
-            outbox.append((event.event_id, StoredEvent(seq=seq, chain=chain, raw=body)))
+            kept.events.append((event.event_id, StoredEvent(seq=seq, chain=chain, raw=body)))
             places = stream_places(body, seq, ends)
-            streams += places
+            kept.streams += places
             ends |= {place.consumer_node_id: place for place in places}
 
     def _kept_deliveries(self) -> list[Delivery]:
@@ -298,9 +303,7 @@ class _Restoring:
         return [
             each
             for each in self._told.deliveries.values()
-            if each.closed_at_ms is None
-            or each.state is DeliveryState.DEAD_LETTER
-            or each.closed_at_ms >= forget_before_ms
+            if each.closed_at_ms is None or each.state is _DEAD or each.closed_at_ms >= forget_before_ms
         ]
 
     def _own_cursor(self, epoch: str, streams: Sequence[StreamPlace], last_seq: int) -> Cursor:

@@ -59,7 +59,10 @@ class InboxEvent(Struct, frozen=True, kw_only=True):
 
 
 class RestoredHome(Struct, frozen=True, kw_only=True):
-    """Everything that a home held: the outbox after `floor`, and what became of what was sent and taken."""
+    """Everything that a home held: the outbox after `floor`, and what became of what was sent and taken.
+
+    `dead_letters` are the events of dead letters up to the floor: they can be sent again (RTY-7).
+    """
 
     node_id: str
     epoch: str
@@ -68,6 +71,7 @@ class RestoredHome(Struct, frozen=True, kw_only=True):
     outbox: Sequence[tuple[str, StoredEvent]]
     streams: Sequence[StreamPlace]
     stream_floors: Sequence[StreamPlace]
+    dead_letters: Sequence[tuple[str, StoredEvent]]
     deliveries: Sequence[Delivery]
     inbox: Sequence[InboxEvent]
     ledger: Sequence[LedgerEntry]
@@ -220,7 +224,9 @@ def _write(database: Database, restored: RestoredHome) -> None:
             for each in restored.inbox
         ],
     )
-    kept = [(event_id, event.raw) for event_id, event in restored.outbox]
+    dead = [(event_id, event.seq, event.chain, event.raw) for event_id, event in restored.dead_letters]
+    database.run_many(SQL.restore_dead_letter_event, dead)
+    kept = [(event_id, event.raw) for event_id, event in (*restored.outbox, *restored.dead_letters)]
     kept += [(each.event_id, each.raw) for each in restored.inbox]
     named = ((_read(raw).payload_ref, event_id) for event_id, raw in kept)
     database.run_many(
