@@ -33,6 +33,7 @@ def test_the_defaults_of_the_spec_hold_where_nothing_is_said(tmp_path: Path) -> 
         ("[delivery.resend]\nsurprise = 1\n", "delivery.resend.surprise"),
         ("[delivery]\nretention_events = -1\n", "retentionEvents"),
         ('[delivery]\nretention_events = "many"\n', "retentionEvents"),
+        ("[delivery]\npayload_grace_seconds = 59\n", "payloadGraceSeconds"),
         ("[delivery.resend]\nfactor = 0.5\n", "factor"),
         ("delivery = 3\n", "table"),
     ],

@@ -75,6 +75,9 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     outbox_seq: int
     inbox_seq: int
     inbox_acked_seq: int
+    # What is too large for its event, the own and that of others: how many, and how much.
+    payloads: int
+    payload_bytes: int
     failure: str | None = None
     insecure_no_proof: bool = False
     # Where others reach it, if that is not what it listens on.
@@ -401,6 +404,7 @@ class Gateway:
     def status(self) -> GatewayStatus:
         position = self.store.inbox_position()
         failure = self.store.failure
+        usage = self.store.payload_usage()
         return GatewayStatus(
             node_id=self.settings.node_id,
             tier=self.settings.tier.value,
@@ -414,6 +418,8 @@ class Gateway:
             outbox_seq=self.store.head().seq,
             inbox_seq=position.latest_seq,
             inbox_acked_seq=position.acked_seq,
+            payloads=usage.payloads,
+            payload_bytes=usage.size_bytes,
             failure=None if failure is None else failure.message,
             insecure_no_proof=self.settings.insecure_no_proof,
             public_url=self.settings.public_url,

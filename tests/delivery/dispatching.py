@@ -13,12 +13,13 @@ from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Runtime, Wakeups
 from agentpost.delivery.publish import Publisher
 from agentpost.delivery.sealing import Sealer
+from agentpost.protocol.backoff import RetryPolicy
 from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.envelope import AckEvent, Event, MessageEvent, ReplyEvent
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Inbound, LocalAgent
+from agentpost.store.values import Acceptance, Inbound, LedgerState, LocalAgent
 from agentpost.testing import START_MS, FakeClock, FixedRoom, SeededChance, a_message
 from agentpost.world import IdMaker
 
@@ -27,6 +28,7 @@ PEER = "node-b"
 DONE = Result(kind=ResultKind.PROCESSED)
 AGAIN = Result(kind=ResultKind.RETRY, error="busy")
 NEVER = Result(kind=ResultKind.FAILED, error="not for me")
+EXACT = RetryPolicy(base_seconds=2, factor=2, max_delay_seconds=300, max_attempts=3, jitter_share=0)
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
 Script = Callable[[Engagement], Result | Awaitable[Result]]
@@ -240,3 +242,19 @@ async def until(is_so: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0.001)
+
+
+async def hang_for_ever() -> Result:
+    await asyncio.Event().wait()
+    return DONE
+
+
+def is_postponed(gateway: Gateway, event_id: EventId, attempt: int) -> bool:
+    entry = gateway.store.ledger_entry(event_id, "ada")
+    return entry is not None and entry.attempts == attempt and entry.state is LedgerState.QUEUED and entry.due_at_ms > 0
+
+
+async def turn_the_loop() -> None:
+    """Give every task that could do something the chance to do it."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentpost.delivery.deadletters import DeadLetters, Filter
+from agentpost.delivery.keeping import Keeper
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import SendRequest
@@ -217,3 +218,47 @@ async def test_a_dead_letter_keeps_what_it_says_until_it_is_purged(desk: Desk, l
     assert [each.event_id for each in resent.resent] == [event.event_id]
     await letters.purge(Filter(event_id=event.event_id), actor="jane")
     assert desk.store.find_event(event.event_id) is None
+
+
+@pytest.mark.req("RTY-7", "PIPE-5", "PIPE-7")
+async def test_a_large_dead_letter_keeps_its_payload_until_it_is_purged(desk: Desk, letters: DeadLetters) -> None:
+    """Weeks later, with nothing else left of it, it is sent again in full; what is purged leaves nothing behind."""
+    body = "do not lose me" * 30_000
+    event = await _die(desk, "carl", body=body)
+    assert event.payload_ref is not None
+    await _read_and_pruned(desk)
+    assert desk.store.read_outbox(0).events == ()
+    shown = await letters.show(event.event_id, actor="jane")
+    assert shown.content is not None
+    assert shown.content.body == body
+    resent = await letters.resend(Filter(event_id=event.event_id), actor="jane")
+    again = desk.outbox()[-1]
+    assert [each.resent_as for each in resent.resent] == [again.event_id]
+    assert desk.sealer.open(again).body == body
+    await letters.purge(Filter(event_id=event.event_id), actor="jane")
+    await _read_and_pruned(desk)
+    assert desk.store.blob(event.payload_ref.sha256) is None
+    assert desk.sealer.open(again).body == body
+
+
+async def _read_and_pruned(desk: Desk) -> None:
+    """A reader has read everything, and for weeks the keeper does its rounds."""
+    keeper = Keeper(
+        store=desk.store,
+        room=desk.room,
+        clock=desk.clock,
+        wakeups=desk.wakeups,
+        policy=DeliveryPolicy(retention_events=0),
+    )
+    for _ in range(3):
+        desk.clock.advance(14 * 86_400_000)
+        await desk.store.note_subscriber(
+            Subscriber(
+                consumer_node_id=OTHER,
+                epoch=desk.store.epoch,
+                last_seq=desk.store.head().seq,
+                updated_at_ms=desk.clock.now_ms(),
+                lease_expires_at_ms=desk.clock.now_ms() + 60_000,
+            )
+        )
+        await keeper.keep()

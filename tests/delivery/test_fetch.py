@@ -251,3 +251,29 @@ async def test_a_source_that_names_payloads_and_gives_none_holds_up_no_other(wor
     blob = await _send_large(a, "bob")
     await settle(Pipe(a, b))
     assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5", "PIPE-7")
+async def test_a_payload_that_is_pruned_while_a_piece_of_it_comes_is_fetched_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link goes on, and whoever still wants the payload gets all of it."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    blob = await _send_large(a, "bob")
+    put_chunk, pruned = b.store.put_chunk, list[int]()
+
+    async def put_after_pruning(sha256: str, part: int, data: bytes) -> None:
+        if not pruned:
+            pruned.append(part)
+            await b.store.drop_blob(sha256)
+        await put_chunk(sha256, part, data)
+
+    monkeypatch.setattr(b.store, "put_chunk", put_after_pruning)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    assert pruned
+    assert pipe.right.refusal is None
+    world.clock.advance(30_000)
+    await b.hub.tick()
+    await settle(pipe)
+    assert _is_here(b, blob)

@@ -11,7 +11,7 @@ from agentpost.protocol.codec import encode_event
 from agentpost.protocol.heads import next_chain
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.timestamps import format_ms
-from agentpost.store.values import CHAIN_START, Acceptance, MirrorBatch, MirrorEvent, Subscriber
+from agentpost.store.values import CHAIN_START, Acceptance, Blob, MirrorBatch, MirrorEvent, PayloadUsage, Subscriber
 from agentpost.testing import a_message
 from tests.delivery.timing import NODE, OTHER, PEER, Desk
 
@@ -103,6 +103,23 @@ async def test_the_ledger_remembers_for_as_long_as_repeats_can_come() -> None:
     assert (await _keeper(desk).keep()).settled == 0
     desk.clock.advance(2 * DAY_MS)
     assert (await _keeper(desk).keep()).settled == 1
+
+
+@pytest.mark.req("PIPE-7")
+async def test_payloads_go_a_day_after_their_events() -> None:
+    """More of them than one step takes: each is kept for the grace, and a configured grace counts."""
+    desk = await Desk(policy=DeliveryPolicy(payload_grace_seconds=3_600)).settle_in()
+    for number in range(300):
+        blob = Blob(sha256=f"{number:064x}", size_bytes=1, chunk_bytes=1, chunks=1, complete=False)
+        await desk.store.begin_blob(blob, at_ms=desk.clock.now_ms())
+    keeper = _keeper(desk)
+    assert await keeper.keep() == Kept()
+    desk.clock.advance(3_599_999)
+    assert await keeper.keep() == Kept()
+    desk.clock.advance(1)
+    assert await keeper.keep() == Kept(payloads=300)
+    assert desk.store.payload_usage() == PayloadUsage()
+    assert DeliveryPolicy().payload_grace_seconds * 1000 == DAY_MS
 
 
 @pytest.mark.req("PIPE-7")

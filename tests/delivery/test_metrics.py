@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agentpost.delivery.metrics import DeliveryMetrics, Latency, Meter, Tally, to_prometheus
 from agentpost.protocol.lifecycle import DeliverySignal
-from agentpost.store.values import Accepted
+from agentpost.store.values import Accepted, Blob
 from agentpost.testing import an_event_id
 from tests.delivery.timing import OTHER, PEER, Desk
 
@@ -48,6 +48,17 @@ async def test_latency_by_kind_is_the_nearest_rank() -> None:
     assert metrics.accepted_latency == {"message": Latency(count=100, p50_ms=500, p95_ms=950, p99_ms=990)}
     assert metrics.closed_latency == {"message": Latency(count=100, p50_ms=1000, p95_ms=1000, p99_ms=1000)}
     assert metrics.throughput_per_second == {PEER: pytest.approx(100 / 900)}
+
+
+async def test_what_payloads_take_up_is_told() -> None:
+    """How many large payloads are kept, and how much room they take."""
+    desk = await Desk().settle_in()
+    for number, size in ((1, 700), (2, 300)):
+        blob = Blob(sha256=f"{number:064x}", size_bytes=size, chunk_bytes=size, chunks=1, complete=False)
+        await desk.store.begin_blob(blob, at_ms=desk.clock.now_ms())
+    metrics = await _measured(desk)
+    assert (metrics.payloads, metrics.payload_bytes) == (2, 1_000)
+    assert "agentpost_payload_bytes 1000\n" in to_prometheus(metrics)
 
 
 @pytest.mark.req("OBS-2")

@@ -30,9 +30,14 @@ class Desk:
     """The sender's gateway: ada lives here, bob at the peer. Every part shares one clock, one chance and one store."""
 
     def __init__(
-        self, store: Store | None = None, *, policy: DeliveryPolicy | None = None, tells_senders: bool = True
+        self,
+        store: Store | None = None,
+        *,
+        policy: DeliveryPolicy | None = None,
+        tells_senders: bool = True,
+        clock: FakeClock | None = None,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = clock or FakeClock()
         self.chance = SeededChance(7)
         self.store: Store = store or MemoryStore(node_id=NODE, epoch="first")
         self.room = FixedRoom(self.clock)

@@ -32,6 +32,7 @@ def test_it_comes_up_and_tells_its_health(home: Path) -> None:
         assert (status["nodeId"], status["tier"], status["phase"]) == ("vps-jane", "backbone", "ready")
         assert status["url"] == gateway.url
         assert len(status["signingPublicKey"]) == 43
+        assert (status["payloads"], status["payloadBytes"]) == (0, 0)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -1,7 +1,10 @@
 """Faults on purpose: what the tests do to the disk under SQLite, and to the process.
 
 disk.py         a disk that loses power, fills up or breaks at a chosen write, and what it holds afterwards
-scenarios.py    what a gateway does to its store, operation by operation, the same in every run
+playing.py      scenarios: what they are, and how one is played on such a disk
+words.py        what is said in them, the same in every run
+operations.py   what a gateway does to its store, each with the answer of a good disk
+scenarios.py    rows of those operations
 referee.py      what a scenario must lead to, and whether what a disk has kept is that
 points.py       every named cut point: before and after each commit and each send
 lives.py        three engines on such disks, of which one dies at a named point

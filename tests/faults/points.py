@@ -23,6 +23,7 @@ COMMITS: Final = frozenset(
         "note_subscriber",
         "postpone",
         "prune_mirror",
+        "prune_payloads",
         "prune_settled",
         "purge_deliveries",
         "put_agent",

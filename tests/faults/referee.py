@@ -17,7 +17,8 @@ from agentpost.store.home import Home
 from agentpost.store.integrity import check_home
 from agentpost.store.values import Appended
 from tests.faults.disk import Disk, Keep, Point
-from tests.faults.scenarios import Operation, Run, Scenario, message, open_store, play
+from tests.faults.playing import Operation, Run, Scenario, open_store, play
+from tests.faults.words import message
 
 __all__ = ["HALF", "LOST", "Referee", "State", "Survivor", "check_told", "read_state"]
 

@@ -2,7 +2,7 @@
 
 from agentpost.store.sqlite import SqliteStore
 from agentpost.testing import START_MS
-from tests.faults.scenarios import Operation, Scenario
+from tests.faults.playing import Operation, Scenario
 from tests.store.test_external import GRACE_MS, a_session, a_token, an_entry, an_invite
 
 __all__ = ["SESSIONS"]

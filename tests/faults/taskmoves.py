@@ -11,7 +11,8 @@ from agentpost.protocol.tasks import TaskState
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import Acceptance, Accepted, Appended, Desk, Inbound, Incident, TasksRebuilt
 from agentpost.testing import START_MS, an_ack
-from tests.faults.scenarios import Operation, Scenario, message
+from tests.faults.playing import Operation, Scenario
+from tests.faults.words import message
 from tests.protocol.test_taskbook import REQUESTER, TASK_ID, WORKER, an_event
 
 __all__ = ["TASKS"]

@@ -155,15 +155,22 @@ async def resend(mesh: Mesh, letter: Letter) -> Letter:
 
 
 async def keeping_house(mesh: Mesh) -> None:
-    """What is settled is pruned at all three, and mail goes on as if nothing had been."""
+    """What is settled is pruned at all three, payloads after their grace, and mail goes on as if nothing had been."""
     await mesh.start()
-    await ends_once(mesh, await send(mesh, "bob"))
+    await ends_once(mesh, await send(mesh, "bob", body="x" * 300_000))
     await mesh.until(mesh.is_quiet)
     mesh.clock.advance(20_000_000)
+    await keep(mesh)
+    mesh.clock.advance(100_000_000)
+    await keep(mesh)
+    assert [mesh.nodes[who].store.payload_usage().payloads for who in (SEED, RECEIVER)] == [0, 0]
+    await ends_once(mesh, await send(mesh, "bob", body="x" * 300_000))
+
+
+async def keep(mesh: Mesh) -> None:
     for who in (SENDER, SEED, RECEIVER):
         while not await mesh.survive(lambda who=who: mesh.nodes[who].engine.keeper.keep()):
             pass
-    await ends_once(mesh, await send(mesh, "bob"))
 
 
 LIVES: dict[str, Callable[[Mesh], Awaitable[None]]] = {

@@ -10,8 +10,10 @@ import pytest
 
 from agentpost.protocol.errors import Code, Refusal
 from tests.faults.disk import Disk, Fault, Keep, Point
+from tests.faults.playing import Run, open_store, play
 from tests.faults.referee import Referee, Survivor, check_told, read_state
-from tests.faults.scenarios import SCENARIOS, Run, message, open_store, play
+from tests.faults.scenarios import SCENARIOS
+from tests.faults.words import message
 
 DATABASE = "agentpost.db"
 JOURNAL = "agentpost.db-journal"

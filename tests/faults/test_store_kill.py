@@ -18,7 +18,8 @@ from agentpost.protocol.delivery import Delivery
 from agentpost.store import writer
 from agentpost.store.integrity import check_home
 from agentpost.store.sqlite import SqliteStore
-from tests.faults.scenarios import message, open_store
+from tests.faults.playing import open_store
+from tests.faults.words import message
 
 LIVES = 10 * int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 LONGEST_LIFE_SECONDS = 0.15

@@ -17,8 +17,9 @@ from agentpost.store import inbox
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.transaction import Transaction
 from tests.faults.disk import Disk, Keep
+from tests.faults.playing import Scenario, play
 from tests.faults.referee import HALF, LOST, Referee, check_told
-from tests.faults.scenarios import SCENARIOS, Scenario, play
+from tests.faults.scenarios import SCENARIOS
 from tests.faults.sessions import SESSIONS
 from tests.faults.taskmoves import TASKS
 
@@ -61,6 +62,7 @@ async def problems_after_power_cuts(
         pytest.param("accept", marks=pytest.mark.req("CUR-2", "RTY-3")),
         pytest.param("settle", marks=pytest.mark.req("RTY-3")),
         pytest.param("compact", marks=pytest.mark.req("PIPE-7", "PIPE-8", "ENV-2")),
+        pytest.param("payloads", marks=pytest.mark.req("PIPE-5", "PIPE-7")),
         pytest.param("checkpoint", marks=pytest.mark.req("PIPE-3", "ENV-2")),
         pytest.param("overflow", marks=pytest.mark.req("PIPE-3", "CUR-2")),
         "create",

@@ -11,20 +11,22 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.config import CONFIG_FILE
+from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.place import open_lake
 from agentpost.lake.restore import Restored, restore
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.lifecycle import DeliveryState
-from agentpost.protocol.payloads import AckType
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
+from agentpost.protocol.payloads import AckType, PayloadRef
 from agentpost.protocol.timestamps import format_ms
+from agentpost.store.blobs import seal_blob
 from agentpost.store.integrity import check_home
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LedgerState
 from agentpost.testing import START_MS, FakeClock, SeededChance, a_message, a_reply, an_ack
-from agentpost.world import SystemClock
+from agentpost.world import IdMaker, SystemClock
 from tests.edges.mailing import Machine, three_machines
 from tests.edges.meshing import eventually, invite
 from tests.edges.running import agentpost
@@ -35,6 +37,7 @@ from tests.store.building import (
     PEER,
     PEER_EPOCH,
     a_batch,
+    a_change,
     a_settlement,
     deliveries_of,
     from_peer,
@@ -189,6 +192,49 @@ async def test_old_mail_is_not_offered_again(mesh: Mesh) -> None:
         assert (found.first_seq, found.last_seq) == (4, 8)
         stream = store.read_stream(PEER, 0)
         assert (stream.floor_seq, [event.seq for event in stream.events][:2]) == (0, [4, 5])
+    finally:
+        await store.close()
+
+
+@pytest.mark.req("OBS-11", "RTY-7")
+async def test_a_dead_letter_comes_back_with_what_it_says(mesh: Mesh) -> None:
+    """However old it is, it can be sent again; the outbox that others read does not begin any earlier for it."""
+    dead, *later = mesh.sent[3:]
+    tell = EventMaker(node_id=NODE, clock=FakeClock(), ids=IdMaker(FakeClock(), SeededChance(2))).dead_letter
+    await mesh.store.append(
+        [tell(dead, to_agent_id="bob", reason="max_attempts", attempts=10)],
+        changes=[a_change(dead, signal) for signal in (DeliverySignal.ACK_TIMEOUT, DeliverySignal.EXHAUSTED)],
+    )
+    await mesh.store.append([], changes=[a_change(each, DeliverySignal.PROCESSED) for each in later])
+    await mesh.peer.append([to_nodes(an_ack(each, AckType.PROCESSED, by_node_id=PEER), NODE) for each in later])
+    was = mesh.store.find_event(dead.event_id)
+    assert was is not None
+    await mesh.lose()
+    found, store = mesh.restore(policy=DeliveryPolicy(retention_events=0))
+    try:
+        assert found.first_seq > was.seq
+        assert store.find_event(dead.event_id) == was
+        assert [each.state for each in store.deliveries_of(dead.event_id)] == [DeliveryState.DEAD_LETTER]
+    finally:
+        await store.close()
+
+
+@pytest.mark.req("OBS-11", "PIPE-7")
+async def test_payloads_that_are_fetched_again_are_kept(mesh: Mesh) -> None:
+    """The lake has no payloads. What a restored gateway fetches for its mail stays until that is done with."""
+    sealed = seal_blob(b"a large payload", SeededChance(1).entropy(32))
+    ref = PayloadRef(sha256=sealed.blob.sha256, size_bytes=sealed.blob.size_bytes, suite="test", keys={NODE: b"key"})
+    event = replace(to_nodes(from_peer(9, seq=5), NODE), payload_ref=ref)
+    await mesh.peer.append([replace(event, seq=0)])
+    await mesh.store.accept(a_batch(incoming(event), after=2, through=10))
+    await mesh.lose()
+    _, store = mesh.restore()
+    try:
+        assert event.event_id in [item.entry.event_id for item in store.backlog("ada")]
+        await store.begin_blob(sealed.blob, at_ms=START_MS)
+        for at_ms in (START_MS, START_MS * 2):
+            await store.prune_payloads(now_ms=at_ms, grace_ms=1)
+        assert store.blob(sealed.blob.sha256) is not None
     finally:
         await store.close()
 

@@ -82,6 +82,22 @@ def test_setting_a_clock_by_an_hour_loses_doubles_and_expires_nothing(
     assert max(sender.delivery(each)["attempts"] for each in (leased, *sent)) < 20
 
 
+@pytest.mark.req("ENV-7")
+def test_a_receiver_set_ahead_gives_up_what_is_past_its_time_where_all_can_see_it(machines: Machines) -> None:
+    """Its agent does not get what expired by its clock, the sender hears why, and a clock set right changes neither."""
+    _, sender, lab = machines
+    short = sender.send("reader", "for ten minutes", sender="architect", ttlSeconds=600)["eventId"]
+    eventually(lambda: sender.delivery(short)["state"] == "Accepted")
+    lab.set_clock(HOUR_MS)
+    try:
+        assert short not in _fetched(lab)
+        eventually(lambda: is_over(sender, short))
+    finally:
+        lab.set_clock(0)
+    assert short not in _fetched(lab)
+    assert "expired" in str(sender.get(f"/ansible/trace/{short}"))
+
+
 def _send(sender: FaultyMachine, text: str) -> str:
     sent = sender.send("builder", text, sender="architect", ttlSeconds=7200)
     (recipient,) = sent["recipients"]

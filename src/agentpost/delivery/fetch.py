@@ -192,9 +192,10 @@ class BlobFetcher:
         try:
             is_complete = chunk.data is not None and await self._keep(wanted, chunk, chunk.data)
         except Refusal as refusal:
-            if refusal.code not in (Code.INVALID_FIELD, Code.TOO_LARGE):
+            # Not found: nobody needed the payload any more, and it was pruned while this piece was on its way.
+            if refusal.code not in (Code.INVALID_FIELD, Code.TOO_LARGE, Code.NOT_FOUND):
                 raise
-            _log.warning("a payload from %s does not fit its address: %s", link.peer, refusal.message)
+            _log.warning("a payload from %s was not kept: %s", link.peer, refusal.message)
             await self._store.drop_blob(chunk.sha256)
             is_complete, chunk = False, Chunk(sha256=chunk.sha256, part=chunk.part)
         if is_complete:

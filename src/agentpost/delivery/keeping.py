@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 # What one transaction prunes: a few milliseconds of the writer.
 _STEP: Final = 1_000
+_PAYLOADS_A_STEP: Final = 256
 _MOST_INCIDENTS: Final = 1_000
 
 
@@ -71,6 +72,7 @@ class Kept(Struct, frozen=True, kw_only=True):
     inbox_events: int = 0
     settled: int = 0
     mirrored: int = 0
+    payloads: int = 0
 
 
 class Keeper:
@@ -124,7 +126,7 @@ class Keeper:
     # Pruning
 
     async def keep(self) -> Kept:
-        """One round: both streams, what has ended, and the mirrors, until there is nothing more to prune."""
+        """One round: both streams, what has ended, the mirrors, and payloads, until there is nothing more to prune."""
         kept = await self._compact(Kept())
         settled = await self._prune_settled()
         mirrored = 0
@@ -135,7 +137,8 @@ class Keeper:
             if through_seq > mirror.floor_seq:
                 mirrored += await self._store.prune_mirror(mirror.source_node_id, through_seq=through_seq)
             await asyncio.sleep(0)
-        return replace(kept, settled=settled, mirrored=mirrored)
+        # Last: what was pruned just now needs its payloads no more.
+        return replace(kept, settled=settled, mirrored=mirrored, payloads=await self._prune_payloads())
 
     async def _compact(self, kept: Kept) -> Kept:
         while True:
@@ -164,6 +167,20 @@ class Keeper:
         while count := await self._store.prune_settled(before_ms=before_ms, limit=_STEP):
             settled += count
         return settled
+
+    async def _prune_payloads(self) -> int:
+        payloads, after_sha256 = 0, ""
+        while True:
+            step = await self._store.prune_payloads(
+                now_ms=self._clock.now_ms(),
+                grace_ms=self._policy.payload_grace_seconds * 1000,
+                after_sha256=after_sha256,
+                limit=_PAYLOADS_A_STEP,
+            )
+            payloads += step.payloads
+            if step.through_sha256 is None:
+                return payloads
+            after_sha256 = step.through_sha256
 
     def _not_needed_through(self, mirror: MirrorPosition) -> int:
         """The last seq that no reader lacks, or that is beyond the retention. A reader that sleeps counts: it is whom
@@ -200,11 +217,12 @@ class Keeper:
                 continue
             if kept != Kept():
                 _log.info(
-                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d",
+                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d, payloads %d",
                     kept.outbox_events,
                     kept.inbox_events,
                     kept.settled,
                     kept.mirrored,
+                    kept.payloads,
                 )
 
     # Copies in the room

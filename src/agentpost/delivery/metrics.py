@@ -64,6 +64,8 @@ class DeliveryMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     ack_lag: int
     dead_letters: int
     open_incidents: int
+    payloads: int
+    payload_bytes: int
     deliveries: dict[str, int]
     retry_rate: float
     taken: int
@@ -93,6 +95,7 @@ class Meter:
         taken = self._tally.new + self._tally.repeated
         counts = self._store.count_deliveries()
         position = self._store.inbox_position()
+        usage = self._store.payload_usage()
         return DeliveryMetrics(
             at_ms=now_ms,
             window_ms=self._window_ms,
@@ -102,6 +105,8 @@ class Meter:
             ack_lag=position.latest_seq - position.acked_seq,
             dead_letters=counts.get(DeliveryState.DEAD_LETTER, 0),
             open_incidents=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
+            payloads=usage.payloads,
+            payload_bytes=usage.size_bytes,
             deliveries={state.value: counts.get(state, 0) for state in DeliveryState},
             retry_rate=(sends - len(sent)) / sends if sends else 0.0,
             taken=taken,
@@ -172,6 +177,8 @@ def to_prometheus(metrics: DeliveryMetrics) -> str:
     family("agentpost_ack_lag_events", "gauge", "latestSeq - ackedSeq of the inbox.", [({}, metrics.ack_lag)])
     family("agentpost_dead_letters", "gauge", "Dead letters that are kept.", [({}, metrics.dead_letters)])
     family("agentpost_open_incidents", "gauge", "Incidents that nobody has closed.", [({}, metrics.open_incidents)])
+    family("agentpost_payloads", "gauge", "Large payloads that are kept.", [({}, metrics.payloads)])
+    family("agentpost_payload_bytes", "gauge", "What large payloads take up.", [({}, metrics.payload_bytes)])
     family(
         "agentpost_deliveries",
         "gauge",

@@ -62,6 +62,10 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     mirror_retention_events: Annotated[
         int, Meta(description="How many events a mirror keeps for readers that do not come.")
     ] = 100_000
+    payload_grace_seconds: Annotated[
+        int,
+        Meta(description="How long a large payload stays after the last event that names it has gone, at least 60."),
+    ] = _DAY_SECONDS
     keep_every_seconds: Annotated[int, Meta(description="How often what is no longer needed is pruned.")] = 300
     room_copy_every_seconds: Annotated[
         int, Meta(description="How often, at most, the state of the outbox is told in the room.")
@@ -106,6 +110,7 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
             ("retentionEvents", self.retention_events, 0),
             ("settledRetentionSeconds", self.settled_retention_seconds, 0),
             ("mirrorRetentionEvents", self.mirror_retention_events, 0),
+            ("payloadGraceSeconds", self.payload_grace_seconds, 60),
             ("keepEverySeconds", self.keep_every_seconds, 1),
             ("roomCopyEverySeconds", self.room_copy_every_seconds, 1),
             ("cursorCopyEverySeconds", self.cursor_copy_every_seconds, 1),

@@ -13,11 +13,12 @@ sqlite        the store on a disk: joins the parts below
   mirrors             the outboxes of other nodes, kept for their readers
   agents, incidents   the agents of this gateway; what a person should look at
   compaction, blobs   pruning; large content
+  payload_names       which events name large content, and when it goes
   joining             invites, and the nodes whose keys are known
   room_log            the updates of the room
   queries, sql/, migrations/   the SQL, by name and by version
 memory        the same store without a disk, for tests and simulation
-  memory_streams, memory_deliveries, memory_mirrors, memory_agents   the same parts
+  memory_outbox, memory_inbox, memory_streams, memory_deliveries, memory_mirrors, memory_agents   the same parts
   memory_keeping      its replay guard, audit log, room and blobs
   memory_joining      its invites and known nodes
 integrity     check and back up a home while its gateway runs

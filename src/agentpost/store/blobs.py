@@ -17,7 +17,7 @@ from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 from agentpost.store.rules import check_address, check_blob, check_chunk, expect_blob
 from agentpost.store.transaction import Transaction
-from agentpost.store.values import Blob, NamedPayload
+from agentpost.store.values import Blob
 
 __all__ = [
     "CHUNK_BYTES",
@@ -27,10 +27,7 @@ __all__ = [
     "chunk",
     "complete_blob",
     "drop_blob",
-    "may_read_payload",
     "missing_chunks",
-    "missing_payloads",
-    "name_payloads",
     "open_blob",
     "put_chunk",
     "seal_blob",
@@ -127,26 +124,6 @@ def missing_chunks(database: Database, sha256: str) -> list[int]:
     described = _expect(database, sha256)
     held = set(_held(database, sha256))
     return [part for part in range(described.chunks) if part not in held]
-
-
-def name_payloads(tx: Transaction, payloads: Sequence[NamedPayload]) -> None:
-    rows = [
-        (each.sha256, node_id, each.source_node_id, each.seq, each.size_bytes)
-        for each in payloads
-        for node_id in each.readers
-    ]
-    tx.database.run_many(SQL.name_payload, rows)
-
-
-def may_read_payload(database: Database, sha256: str, node_id: str) -> bool:
-    return database.value(SQL.may_read_payload, (sha256, node_id)) > 0
-
-
-def missing_payloads(database: Database, limit: int) -> list[NamedPayload]:
-    return [
-        NamedPayload(sha256=row[0], source_node_id=row[1], seq=row[2], size_bytes=row[3])
-        for row in database.rows(SQL.missing_payloads, (limit,))
-    ]
 
 
 def _held(database: Database, sha256: str) -> list[int]:

@@ -12,6 +12,7 @@ from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.desk import rule
 from agentpost.store.mirrors import keep_mirror
+from agentpost.store.payload_names import name_events
 from agentpost.store.queries import SQL
 from agentpost.store.rules import (
     check_acceptance,
@@ -94,10 +95,11 @@ def _take(tx: Transaction, batch: Acceptance, events: Sequence[Inbound]) -> "_Ta
     taking = _Taking(tx, batch)
     taking.in_inbox.update(tx.database.rows_for(SQL.known_inbox_events, event_ids))
     taking.in_ledger.update((row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids))
-    for inbound in events:
-        if inbound.acks or inbound.desk is not None:
-            taking.take(inbound)
+    kept = [inbound for inbound in events if inbound.acks or inbound.desk is not None]
+    for inbound in kept:
+        taking.take(inbound)
     taking.write()
+    name_events(tx, (inbound.event for inbound in kept))
     return taking
 
 

@@ -35,6 +35,8 @@ from agentpost.store.values import (
     NamedPayload,
     Note,
     OutboxSlice,
+    PayloadUsage,
+    PrunedPayloads,
     QuarantineEntry,
     ResentLetter,
     Settlement,
@@ -415,7 +417,7 @@ class Store(ExternalStore, Protocol):
     def drop_blob(self, sha256: str) -> Awaitable[None]: ...
 
     def name_payloads(self, payloads: Sequence[NamedPayload]) -> Awaitable[None]:
-        """Note who may read these payloads (PIPE-5). What was noted before stays."""
+        """Note who may read these payloads (PIPE-5), and where their events stand in a mirror. What was noted stays."""
         ...
 
     def may_read_payload(self, sha256: str, node_id: str) -> bool: ...
@@ -423,6 +425,18 @@ class Store(ExternalStore, Protocol):
     def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
         """Payloads of mirrored events that are not here, or not all of them; without their readers."""
         ...
+
+    def prune_payloads(
+        self, *, now_ms: int, grace_ms: int, after_sha256: str = "", limit: int = 1_000
+    ) -> Awaitable[PrunedPayloads]:
+        """Look at the next `limit` payloads, and drop those that nobody has needed for `grace_ms` (PIPE-7).
+
+        A payload is needed by every event that names it and is kept: in outbox, inbox or a mirror, among those of a
+        task, as a dead letter, or with a delivery that has no good end yet.
+        """
+        ...
+
+    def payload_usage(self) -> PayloadUsage: ...
 
     def blob(self, sha256: str) -> Blob | None: ...
 

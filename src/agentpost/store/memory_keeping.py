@@ -1,12 +1,14 @@
 """What the store in memory keeps beside its streams: the replay guard, the audit log, the room's updates, the blobs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
 from agentpost.store import rules
-from agentpost.store.values import AuditEntry, Blob, NamedPayload
+from agentpost.store.values import AuditEntry, Blob, NamedPayload, PayloadUsage
 
 __all__ = ["MemoryKeeping"]
 
@@ -21,7 +23,10 @@ class MemoryKeeping:
         self._room_updates: list[bytes] = []
         self._blobs: dict[str, Blob] = {}
         self._chunks: dict[str, dict[int, bytes]] = {}
-        self._payloads: dict[tuple[str, str], NamedPayload] = {}
+        # By address, reader and source.
+        self._payloads: dict[tuple[str, str, str], NamedPayload] = {}
+        self._payload_events: dict[str, set[EventId]] = {}
+        self._unneeded_since_ms: dict[str, int] = {}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -85,11 +90,23 @@ class MemoryKeeping:
         self._check_open()
         for payload in payloads:
             for node_id in payload.readers:
-                self._payloads.setdefault((payload.sha256, node_id), payload)
+                key = (payload.sha256, node_id, payload.source_node_id)
+                # An event that was sent again stands further up in its mirror.
+                before = self._payloads.setdefault(key, payload)
+                self._payloads[key] = replace(before, seq=max(before.seq, payload.seq))
 
     def may_read_payload(self, sha256: str, node_id: str) -> bool:
         self._check_open()
-        return (sha256, node_id) in self._payloads
+        return any(key[:2] == (sha256, node_id) for key in self._payloads)
+
+    def _name_events(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.payload_ref is not None:
+                self._payload_events.setdefault(event.payload_ref.sha256, set()).add(event.event_id)
+
+    def payload_usage(self) -> PayloadUsage:
+        self._check_open()
+        return PayloadUsage(payloads=len(self._blobs), size_bytes=sum(blob.size_bytes for blob in self._blobs.values()))
 
     def blob(self, sha256: str) -> Blob | None:
         self._check_open()

@@ -79,12 +79,15 @@ class MemoryMirrors(MemoryAgents):
     def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
         self._check_open()
         missing: dict[str, NamedPayload] = {}
-        for (sha256, _), payload in self._payloads.items():
-            mirror, blob = self._mirrors.get(payload.source_node_id), self.blob(sha256)
-            is_here = blob is not None and blob.complete
-            if mirror is not None and payload.seq > mirror.position.floor_seq and not is_here:
+        for (sha256, _, _), payload in self._payloads.items():
+            blob = self.blob(sha256)
+            if self._is_in_mirror(payload) and (blob is None or not blob.complete):
                 missing.setdefault(sha256, replace(payload, readers=()))
         return sorted(missing.values(), key=lambda each: (each.source_node_id, each.seq))[:limit]
+
+    def _is_in_mirror(self, payload: NamedPayload) -> bool:
+        mirror = self._mirrors.get(payload.source_node_id)
+        return mirror is not None and payload.seq > mirror.position.floor_seq
 
     def mirror_position(self, source_node_id: str) -> MirrorPosition | None:
         self._check_open()
@@ -99,6 +102,11 @@ class MemoryMirrors(MemoryAgents):
     async def restart_mirror(self, source_node_id: str, *, epoch: str, at_ms: int) -> None:
         self._check_open()
         self._mirrors[source_node_id] = _Mirror(_empty(source_node_id, epoch))
+        # Their places were in a mirror that is no more. Whoever may read them still may.
+        self._payloads = {
+            key: replace(payload, seq=0) if payload.source_node_id == source_node_id else payload
+            for key, payload in self._payloads.items()
+        }
 
     def read_mirror(self, source_node_id: str, consumer_node_id: str, after_seq: int) -> MirrorSlice | None:
         self._check_open()

@@ -84,6 +84,7 @@ def restart_mirror(tx: Transaction, source_node_id: str, *, epoch: str, at_ms: i
         SQL.drop_mirror_heads,
         SQL.drop_mirror_streams,
         SQL.drop_mirror_stream_floors,
+        SQL.unplace_payloads,
     ):
         tx.database.run(drop, (source_node_id,))
     tx.database.run(SQL.move_mirror, (source_node_id, epoch, 0, CHAIN_START, 0, CHAIN_START, at_ms))

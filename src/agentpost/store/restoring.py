@@ -27,8 +27,13 @@ _DRAFT: Final = ".restoring"
 _ROWS_A_STEP: Final = 5_000
 
 
+class _Payload(Struct, gc=False):
+    sha256: str
+
+
 class _Outline(Struct, rename="camel", gc=False):
     to_nodes: tuple[str, ...] = ()
+    payload_ref: _Payload | None = None
 
 
 _outline = msgspec.msgpack.Decoder(_Outline)
@@ -54,7 +59,10 @@ class InboxEvent(Struct, frozen=True, kw_only=True):
 
 
 class RestoredHome(Struct, frozen=True, kw_only=True):
-    """Everything that a home held: the outbox after `floor`, and what became of what was sent and taken."""
+    """Everything that a home held: the outbox after `floor`, and what became of what was sent and taken.
+
+    `dead_letters` are the events of dead letters up to the floor: they can be sent again (RTY-7).
+    """
 
     node_id: str
     epoch: str
@@ -63,6 +71,7 @@ class RestoredHome(Struct, frozen=True, kw_only=True):
     outbox: Sequence[tuple[str, StoredEvent]]
     streams: Sequence[StreamPlace]
     stream_floors: Sequence[StreamPlace]
+    dead_letters: Sequence[tuple[str, StoredEvent]]
     deliveries: Sequence[Delivery]
     inbox: Sequence[InboxEvent]
     ledger: Sequence[LedgerEntry]
@@ -175,10 +184,14 @@ def stream_places(body: bytes, seq: int, ends: dict[str, StreamPlace]) -> list[S
 
 def addressed_to(body: bytes) -> tuple[str, ...]:
     """The gateways that an event names; none for one that cannot be read."""
+    return _read(body).to_nodes
+
+
+def _read(body: bytes) -> _Outline:
     try:
-        return _outline.decode(body).to_nodes
+        return _outline.decode(body)
     except (msgspec.DecodeError, RecursionError, ValueError):
-        return ()
+        return _Outline()
 
 
 def _remove(database: Path) -> None:
@@ -210,6 +223,14 @@ def _write(database: Database, restored: RestoredHome) -> None:
             )
             for each in restored.inbox
         ],
+    )
+    dead = [(event_id, event.seq, event.chain, event.raw) for event_id, event in restored.dead_letters]
+    database.run_many(SQL.restore_dead_letter_event, dead)
+    kept = [(event_id, event.raw) for event_id, event in (*restored.outbox, *restored.dead_letters)]
+    kept += [(each.event_id, each.raw) for each in restored.inbox]
+    named = ((_read(raw).payload_ref, event_id) for event_id, raw in kept)
+    database.run_many(
+        SQL.name_payload_event, [(payload.sha256, event_id) for payload, event_id in named if payload is not None]
     )
     database.run_many(SQL.restore_ledger_entry, [_entry(each) for each in restored.ledger])
     database.run_many(

@@ -32,6 +32,7 @@ from agentpost.store import (
     mirrors,
     notes,
     outbox,
+    payload_names,
     rebuilding,
     room_log,
     streams,
@@ -67,6 +68,8 @@ from agentpost.store.values import (
     NamedPayload,
     Note,
     OutboxSlice,
+    PayloadUsage,
+    PrunedPayloads,
     QuarantineEntry,
     ResentLetter,
     Settlement,
@@ -510,13 +513,21 @@ class SqliteStore(SqliteExternal):
         return self._writer.submit(lambda tx: blobs.drop_blob(tx, sha256))
 
     def name_payloads(self, payloads: Sequence[NamedPayload]) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: blobs.name_payloads(tx, payloads))
+        return self._writer.submit(lambda tx: payload_names.name_payloads(tx, payloads))
 
     def may_read_payload(self, sha256: str, node_id: str) -> bool:
-        return blobs.may_read_payload(self._reader(), sha256, node_id)
+        return payload_names.may_read_payload(self._reader(), sha256, node_id)
 
     def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
-        return blobs.missing_payloads(self._reader(), limit)
+        return payload_names.missing_payloads(self._reader(), limit)
+
+    def prune_payloads(
+        self, *, now_ms: int, grace_ms: int, after_sha256: str = "", limit: int = 1_000
+    ) -> "asyncio.Future[PrunedPayloads]":
+        return self._writer.submit(lambda tx: payload_names.prune_payloads(tx, now_ms, grace_ms, after_sha256, limit))
+
+    def payload_usage(self) -> PayloadUsage:
+        return payload_names.payload_usage(self._reader())
 
     def blob(self, sha256: str) -> Blob | None:
         return blobs.blob(self._reader(), sha256)

@@ -43,16 +43,18 @@ class Transaction:
         self._streams = GrowingStreams(database)
         # What new deliveries have in common, and what each has alone, in one piece.
         self._deliveries: dict[tuple[object, ...], list[str]] = {}
+        # PIPE-5: payloads, each with an event that names it.
+        self._payloads: list[tuple[str, str]] = []
         self.tasks = tasks.open_book(database, self.node_id)
         self._durable = (self.seq, self._chain, self.inbox_seq)
 
     def append(self, events: Sequence[Event], deliveries: Sequence[Delivery] = ()) -> Appended:
         """Give the events the next places in the outbox (ENV-2), and their deliveries the place of their event."""
         seq, chain, node_id, packed, streams = self.seq, self._chain, self.node_id, self._packed, self._streams
-        stored = self._events
+        stored, payloads = self._events, self._payloads
         # Most events concern no task: the mark is set before the first that does.
         mark = None
-        gathered, in_streams, known = len(packed), len(streams), len(stored)
+        gathered, in_streams, known, named = len(packed), len(streams), len(stored), len(payloads)
         try:
             for event in events:
                 if event.source_node_id != node_id:
@@ -66,6 +68,8 @@ class Transaction:
                 stored.append(StoredEvent(seq=seq, chain=chain, raw=body))
                 if event.to_nodes:
                     streams.extend(event.to_nodes, seq, body)
+                if event.payload_ref is not None:
+                    payloads.append((event.payload_ref.sha256, event.event_id))
                 if type(event) in SAID_OF_TASKS:
                     mark = mark or self.tasks.mark()
                     self.tasks.say(event, body)
@@ -74,7 +78,7 @@ class Transaction:
                     self._deliveries.setdefault(common, []).append(alone)
         except Refusal:
             # What cannot be written leaves no trace, nor do those before it.
-            del packed[gathered:], stored[known:]
+            del packed[gathered:], stored[known:], payloads[named:]
             streams.shorten(in_streams)
             if mark is not None:
                 self.tasks.go_back(mark)
@@ -86,7 +90,7 @@ class Transaction:
 
     def flush(self) -> None:
         """Write what was gathered, so that statements can see it."""
-        if self._streams or self._deliveries or self.tasks.records:
+        if self._streams or self._deliveries or self._payloads or self.tasks.records:
             # More than one statement: they need a transaction, if there is none yet.
             self.database.begin_if_none()
         if self._packed:
@@ -97,6 +101,9 @@ class Transaction:
             for common, alone in self._deliveries.items():
                 self.database.run_packed(SQL.add_deliveries, common, alone)
             self._deliveries = {}
+        if self._payloads:
+            self.database.run_many(SQL.name_payload_event, self._payloads)
+            self._payloads = []
         tasks.write_book(self.database, self.tasks)
 
     def begin(self, *, only_appends: bool) -> None:
@@ -118,7 +125,7 @@ class Transaction:
         return grown
 
     def rollback(self) -> None:
-        self._packed, self._deliveries, self._events = [], {}, []
+        self._packed, self._deliveries, self._events, self._payloads = [], {}, [], []
         self._streams.forget()
         self.tasks.clear()
         self.seq, self._chain, self.inbox_seq = self._durable

@@ -282,6 +282,21 @@ class NamedPayload(Struct, frozen=True, kw_only=True):
         )
 
 
+class PrunedPayloads(Struct, frozen=True, kw_only=True):
+    """What one step dropped. The next one goes on after `through_sha256`; None if all payloads were looked at."""
+
+    payloads: int
+    size_bytes: int
+    through_sha256: str | None
+
+
+class PayloadUsage(Struct, frozen=True, kw_only=True):
+    """The payloads that are here, also those that are not here as a whole yet, and the size of all of them."""
+
+    payloads: int = 0
+    size_bytes: int = 0
+
+
 class MirrorEvent(Struct, frozen=True, kw_only=True):
     """An event of another node's outbox; `chain` is that of the whole outbox up to and with it."""
 

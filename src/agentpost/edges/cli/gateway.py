@@ -229,6 +229,7 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     stdout.print(f"  up for {found['upSeconds']:,.0f} s, version {found['version']}", highlight=False)
     stdout.print(f"  outbox: seq {found['outboxSeq']:,}", highlight=False)
     stdout.print(f"  inbox: seq {found['inboxSeq']:,}, settled up to {found['inboxAckedSeq']:,}", highlight=False)
+    stdout.print(f"  payloads: {found['payloads']:,} with {found['payloadBytes']:,} bytes", highlight=False)
     stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
     if found.get("insecureNoProof"):
         stdout.print(f"[bold red]WARNING[/bold red]: {_NO_PROOF}", highlight=False)

@@ -35,17 +35,3 @@ DELETE FROM blobs WHERE sha256 = ?
 
 -- name: drop_chunks
 DELETE FROM blob_chunks WHERE sha256 = ?
-
--- name: name_payload
-INSERT INTO payload_readers (sha256, node_id, source_node_id, seq, size_bytes) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (sha256, node_id) DO NOTHING
-
--- name: may_read_payload
-SELECT count(*) FROM payload_readers WHERE sha256 = ? AND node_id = ?
-
--- name: missing_payloads
-SELECT p.sha256, p.source_node_id, p.seq, p.size_bytes
-FROM mirrors CROSS JOIN payload_readers AS p INDEXED BY payload_readers_by_source
-WHERE p.source_node_id = mirrors.source_node_id AND p.seq > mirrors.floor_seq
-  AND NOT EXISTS (SELECT 1 FROM blobs AS b WHERE b.sha256 = p.sha256 AND b.complete)
-GROUP BY p.sha256 ORDER BY p.source_node_id, p.seq LIMIT ?

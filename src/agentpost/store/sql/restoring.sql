@@ -29,3 +29,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: restore_inbox_event
 INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: restore_dead_letter_event
+-- The last send of an event is the one that counts.
+INSERT OR REPLACE INTO dead_letter_events (event_id, seq, chain, body) VALUES (?, ?, ?, ?)

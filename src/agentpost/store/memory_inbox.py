@@ -1,0 +1,307 @@
+"""The inbox of the store in memory, its ledger and the cursors: what was taken, for whom, and how far was read."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agentpost.protocol.envelope import Event
+from agentpost.protocol.ids import EventId, TaskId
+from agentpost.store import rules
+from agentpost.store.desk import Ruling, rule
+from agentpost.store.memory_deliveries import Pair
+from agentpost.store.memory_outbox import MemoryOutbox
+from agentpost.store.taskbook import TaskBook
+from agentpost.store.values import (
+    CHAIN_START,
+    Acceptance,
+    Accepted,
+    BacklogItem,
+    Cursor,
+    Inbound,
+    InboxPosition,
+    LedgerEntry,
+    LedgerState,
+    QuarantineEntry,
+    Settlement,
+)
+
+__all__ = ["MemoryInbox"]
+
+
+class _SortedOut(Struct, kw_only=True):
+    """A batch on its way in: pairs that are new, each with what the desk says of it; those that are known; the events
+    that the inbox has to take; what is said to all that."""
+
+    new: dict[Pair, Ruling | None] = {}
+    repeated: list[Pair] = []
+    taken: dict[EventId, Inbound] = {}
+    answers: list[Event] = []
+    tasks: dict[TaskId, None] = {}
+
+
+class MemoryInbox(MemoryOutbox):
+    """A part of `MemoryStore`."""
+
+    def __init__(self, *, node_id: str, epoch: str) -> None:
+        super().__init__(node_id=node_id, epoch=epoch)
+        # The event with seq n stands at n - 1 - floor.
+        self._inbox: list[tuple[str, Inbound]] = []
+        self._inbox_floor_seq = 0
+        self._inbox_places: dict[EventId, int] = {}
+        self._ledger: dict[Pair, LedgerEntry] = {}
+        self._open: dict[Pair, int] = {}
+        self._cursors: dict[str, Cursor] = {}
+        self._quarantine: list[QuarantineEntry] = []
+
+    async def accept(self, batch: Acceptance) -> Accepted:
+        self._check_open()
+        at = self.cursor(batch.source_node_id)
+        rules.check_acceptance(batch, at)
+        if batch.mirror is not None:
+            rules.check_mirror_batch(batch.mirror, self.mirror_position(batch.mirror.source_node_id))
+        if at is not None and batch.through_seq <= at.last_seq:
+            repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
+            await self._keep_mirror_of(batch)
+            return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
+        book = self._open_book(self._node_id)
+        unseen = rules.unseen(batch, at)
+        sorted_out = self._sorted_out(unseen, book, batch.at_ms)
+        moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
+        stored, places = self._stored(sorted_out.answers)
+
+        await self._keep_mirror_of(batch)
+        self._write(sorted_out.answers, stored, places, moved)
+        self._keep_book(self._folded(sorted_out.answers, stored, book))
+        self._take(batch, sorted_out)
+        self._name_events(inbound.event for inbound in unseen if inbound.acks or inbound.desk is not None)
+        new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
+        self._quarantine += [
+            QuarantineEntry(
+                source_node_id=batch.source_node_id,
+                source_seq=bad.seq,
+                event_id=bad.event_id,
+                code=bad.refusal.code.value,
+                message=bad.refusal.message,
+                at_ms=batch.at_ms,
+                raw=bad.raw,
+            )
+            for bad in batch.unreadable
+        ]
+        self._cursors[batch.source_node_id] = Cursor(
+            source_node_id=batch.source_node_id,
+            epoch=batch.source_epoch,
+            last_seq=batch.through_seq,
+            last_chain=batch.through_chain,
+            updated_at_ms=batch.at_ms,
+        )
+        return Accepted(
+            new=tuple(new),
+            inbox_seqs=tuple(self._inbox_places[event_id] for event_id, _ in new),
+            closed=tuple(pair for pair in sorted_out.new if pair not in new),
+            repeated=tuple(sorted_out.repeated),
+            orphans=tuple(orphans),
+            cursor_seq=batch.through_seq,
+            tasks=tuple(sorted_out.tasks),
+        )
+
+    async def _keep_mirror_of(self, batch: Acceptance) -> None:
+        if batch.mirror is not None:
+            await self.keep_mirror(batch.mirror)
+
+    def _sorted_out(self, events: Sequence[Inbound], book: TaskBook, at_ms: int) -> "_SortedOut":
+        out = _SortedOut()
+        for inbound in events:
+            event_id = inbound.event.event_id
+            pairs = [(event_id, agent_id) for agent_id in inbound.acks]
+            new = [pair for pair in pairs if pair not in self._ledger and pair not in out.new]
+            out.repeated += [pair for pair in pairs if pair not in new]
+            if inbound.acks and not new:
+                continue
+            ruling = None if inbound.desk is None else rule(book, inbound, inbound.desk, at_ms=at_ms)
+            out.new |= dict.fromkeys(new, ruling)
+            out.answers += [inbound.acks[pair[1]] if ruling is None else ruling.acks[pair[1]] for pair in new]
+            if ruling is not None:
+                out.answers += ruling.tells
+                out.tasks |= dict.fromkeys(ruling.tasks)
+            if new and event_id not in self._inbox_places:
+                out.taken.setdefault(event_id, inbound)
+        return out
+
+    def _take(self, batch: Acceptance, out: "_SortedOut") -> None:
+        for event_id, inbound in out.taken.items():
+            self._inbox.append((batch.source_node_id, inbound))
+            self._inbox_places[event_id] = self._inbox_floor_seq + len(self._inbox)
+        for pair, ruling in out.new.items():
+            entry = LedgerEntry(
+                event_id=pair[0],
+                to_agent_id=pair[1],
+                inbox_seq=self._inbox_places[pair[0]],
+                state=LedgerState.QUEUED,
+                accepted_at_ms=batch.at_ms,
+            )
+            self._keep(entry)
+            if ruling is not None and ruling.outcome is not None:
+                self._keep(
+                    replace(
+                        entry,
+                        state=LedgerState.SETTLED,
+                        settled_at_ms=batch.at_ms,
+                        outcome=ruling.outcome,
+                        error=ruling.error,
+                    )
+                )
+
+    def _keep(self, entry: LedgerEntry) -> None:
+        pair = (entry.event_id, entry.to_agent_id)
+        self._ledger[pair] = entry
+        if entry.state is LedgerState.SETTLED:
+            del self._open[pair]
+        else:
+            self._open[pair] = entry.inbox_seq
+
+    async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
+        entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        rules.check_in_time(self._inbound(entry).raw, event_id, now_ms=at_ms)
+        attempts = entry.attempts + 1
+        self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
+        return attempts
+
+    async def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> bool:
+        entry = self.ledger_entry(event_id, to_agent_id)
+        if entry is None or entry.state is not LedgerState.ENGAGED:
+            return False
+        self._keep(replace(entry, due_at_ms=max(entry.due_at_ms, until_ms)))
+        return True
+
+    async def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> None:
+        entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        self._keep(replace(entry, state=LedgerState.QUEUED, due_at_ms=due_at_ms, error=error))
+
+    async def settle(self, settlement: Settlement) -> bool:
+        event_id, to_agent_id = settlement.event_id, settlement.to_agent_id
+        entry = rules.expect_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        if entry.state is LedgerState.SETTLED:
+            return False
+        stored, places = self._stored(settlement.events)
+        added = self._added(settlement.deliveries, places)
+        book = self._folded(settlement.events, stored)
+        self._write(settlement.events, stored, places, added)
+        self._keep_book(book)
+        self._keep(
+            replace(
+                entry,
+                state=LedgerState.SETTLED,
+                attempts=entry.attempts + (settlement.engaged_at_ms is not None),
+                engaged_at_ms=settlement.engaged_at_ms or entry.engaged_at_ms,
+                settled_at_ms=settlement.at_ms,
+                outcome=settlement.outcome,
+                error=settlement.error,
+            )
+        )
+        return True
+
+    def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
+        self._check_open()
+        found = sorted((seq, pair) for pair, seq in self._open.items() if pair[1] == to_agent_id)
+        return [self._backlog_item(self._ledger[pair]) for seq, pair in found if seq > after_inbox_seq][:limit]
+
+    def inbox_items(
+        self,
+        to_agent_id: str,
+        *,
+        after_inbox_seq: int = 0,
+        limit: int = 256,
+        include_settled: bool = True,
+        newest_first: bool = False,
+    ) -> list[BacklogItem]:
+        self._check_open()
+        found = [
+            entry
+            for entry in self._ledger.values()
+            if entry.to_agent_id == to_agent_id
+            and self._is_in_inbox(entry)
+            and (include_settled or entry.state is not LedgerState.SETTLED)
+        ]
+        found.sort(key=lambda entry: entry.inbox_seq, reverse=newest_first)
+        if newest_first:
+            page = [entry for entry in found if not after_inbox_seq or entry.inbox_seq < after_inbox_seq]
+        else:
+            page = [entry for entry in found if entry.inbox_seq > after_inbox_seq]
+        return [self._backlog_item(entry) for entry in page[:limit]]
+
+    def inbox_item(self, event_id: EventId, to_agent_id: str) -> BacklogItem | None:
+        entry = self.ledger_entry(event_id, to_agent_id)
+        return self._backlog_item(entry) if entry is not None and self._is_in_inbox(entry) else None
+
+    def inbox_by_corr(self, corr_id: str) -> list[BacklogItem]:
+        self._check_open()
+        found = [self._backlog_item(entry) for entry in self._ledger.values() if self._is_in_inbox(entry)]
+        found = [item for item in found if self._inbound(item.entry).event.corr_id == corr_id]
+        return sorted(found, key=lambda item: (item.entry.inbox_seq, item.entry.to_agent_id))
+
+    async def mark_read(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> bool:
+        entry = rules.expect_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
+        if entry.read_at_ms is not None:
+            return False
+        self._ledger[event_id, to_agent_id] = replace(entry, read_at_ms=at_ms)
+        return True
+
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
+        self._check_open()
+        found = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
+        return sum(1 for entry in found if not unread_only or entry.read_at_ms is None)
+
+    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
+        self._check_open()
+        waiting = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
+        return min((entry.due_at_ms for entry in waiting if entry.state is LedgerState.QUEUED), default=None)
+
+    def engaged_entries(self) -> list[LedgerEntry]:
+        self._check_open()
+        entries = [self._ledger[pair] for pair in self._open]
+        engaged = [entry for entry in entries if entry.state is LedgerState.ENGAGED]
+        return sorted(engaged, key=lambda entry: (entry.inbox_seq, entry.to_agent_id))
+
+    def _is_in_inbox(self, entry: LedgerEntry) -> bool:
+        return entry.inbox_seq > self._inbox_floor_seq
+
+    def _inbound(self, entry: LedgerEntry) -> Inbound:
+        return self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq][1]
+
+    def _backlog_item(self, entry: LedgerEntry) -> BacklogItem:
+        source_node_id, inbound = self._inbox[entry.inbox_seq - 1 - self._inbox_floor_seq]
+        return BacklogItem(entry=entry, source_node_id=source_node_id, source_seq=inbound.event.seq, raw=inbound.raw)
+
+    def ledger_entry(self, event_id: EventId, to_agent_id: str) -> LedgerEntry | None:
+        self._check_open()
+        return self._ledger.get((event_id, to_agent_id))
+
+    def inbox_position(self) -> InboxPosition:
+        self._check_open()
+        latest_seq = self._inbox_floor_seq + len(self._inbox)
+        return InboxPosition(latest_seq=latest_seq, acked_seq=min(self._open.values(), default=latest_seq + 1) - 1)
+
+    def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]:
+        self._check_open()
+        return self._quarantine[:limit]
+
+    def cursor(self, source_node_id: str) -> Cursor | None:
+        self._check_open()
+        return self._cursors.get(source_node_id)
+
+    def cursors(self) -> list[Cursor]:
+        self._check_open()
+        return [self._cursors[node_id] for node_id in sorted(self._cursors)]
+
+    async def restart_cursor(self, source_node_id: str, *, epoch: str, at_ms: int) -> None:
+        self._check_open()
+        self._cursors[source_node_id] = Cursor(
+            source_node_id=source_node_id, epoch=epoch, last_seq=0, last_chain=CHAIN_START, updated_at_ms=at_ms
+        )
+
+    def _prune_inbox(self, count: int) -> None:
+        for _, inbound in self._inbox[:count]:
+            del self._inbox_places[inbound.event.event_id]
+        del self._inbox[:count]
+        self._inbox_floor_seq += count
