@@ -223,8 +223,12 @@ def _submit_together(store: SqliteStore, operations: Sequence[Operation]) -> "li
 
 
 async def _finish_checkpoint(store: SqliteStore) -> None:
-    """Wait until the writer has come back for more; an empty transaction writes nothing."""
-    await asyncio.gather(store._writer.submit(lambda transaction: None), return_exceptions=True)
+    """Wait until the writer has come back for more; an empty transaction writes nothing.
+
+    The first may share a commit with what asks for a checkpoint, which follows it; the second comes after that.
+    """
+    for _ in range(2):
+        await asyncio.gather(store._writer.submit(lambda transaction: None), return_exceptions=True)
 
 
 def _refusal_of(future: "asyncio.Future[Any]") -> Refusal | None:
