@@ -20,7 +20,7 @@ from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LocalAgent
 from agentpost.world import Clock
 
-__all__ = ["AgentDirectory", "LocalAgents", "shown_options"]
+__all__ = ["AgentDirectory", "LocalAgents", "expect_local_agent", "shown_options"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +28,21 @@ _log = logging.getLogger(__name__)
 _is_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}").fullmatch
 _RESERVED: Final = frozenset({ALL_AGENTS, POSTMASTER})
 CONFLICT: Final = "agent_conflict"
+
+
+def expect_local_agent(store: Store, agent_id: str, *, field: str = "agentId") -> LocalAgent:
+    """An agent of this gateway, or a refusal that says which there are."""
+    agent = store.local_agent(agent_id)
+    if agent is None:
+        known = ", ".join(each.agent_id for each in store.local_agents()[:10]) or "none"
+        raise Refusal(
+            Code.NOT_FOUND,
+            f"{agent_id!r:.80} is not an agent of this gateway",
+            field=field,
+            hint=f"Agents here: {known}. Add one with `agentpost agents add`; where others live, "
+            "`agentpost agents list --mesh` says.",
+        )
+    return agent
 
 
 class AgentDirectory(Protocol):
@@ -134,16 +149,7 @@ class LocalAgents:
         return await self._set_paused(agent_id, is_paused=False)
 
     def get(self, agent_id: str) -> LocalAgent:
-        agent = self._store.local_agent(agent_id)
-        if agent is None:
-            known = ", ".join(each.agent_id for each in self._store.local_agents()[:10]) or "none"
-            raise Refusal(
-                Code.NOT_FOUND,
-                f"{agent_id!r:.80} is not an agent of this gateway",
-                field="agentId",
-                hint=f"Agents here: {known}. Add one with `agentpost agents add`.",
-            )
-        return agent
+        return expect_local_agent(self._store, agent_id)
 
     def list(self) -> "list[LocalAgent]":
         """All of them, by id. `shown_options` is what may be shown of their options."""

@@ -9,6 +9,7 @@ from itertools import islice
 
 from msgspec import Struct
 
+from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.publish import Publisher
@@ -95,7 +96,7 @@ class Mailroom:
 
         `after_inbox_seq` is where the page before ended, in the order asked for; 0 for the first page.
         """
-        self._expect_agent(agent_id)
+        expect_local_agent(self._store, agent_id)
         if corr_id is not None:
             found = [item for item in self._store.inbox_by_corr(corr_id) if item.entry.to_agent_id == agent_id]
             if newest_first:
@@ -169,18 +170,8 @@ class Mailroom:
             self._wakeups.outbox_grew()
         return settled
 
-    def _expect_agent(self, agent_id: str) -> None:
-        if self._store.local_agent(agent_id) is None:
-            known = ", ".join(agent.agent_id for agent in self._store.local_agents()[:10]) or "none"
-            raise Refusal(
-                Code.NOT_FOUND,
-                f"{agent_id!r:.80} is not an agent of this gateway",
-                field="agentId",
-                hint=f"Agents here: {known}. Add one with `agentpost agents add`.",
-            )
-
     def _item(self, agent_id: str, event_id: EventId) -> BacklogItem:
-        self._expect_agent(agent_id)
+        expect_local_agent(self._store, agent_id)
         item = self._store.inbox_item(event_id, agent_id)
         if item is None:
             raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {agent_id}", field="eventId")

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
+from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.ports import Engagement, Result, Wakeups
 from agentpost.delivery.turns import Begun, Held, Turns
 from agentpost.protocol.codec import decode_event
@@ -61,6 +62,27 @@ class Pull:
             raise Refusal(
                 Code.INVALID_FIELD, f"waitSeconds must be from 0 to {LONGEST_WAIT_SECONDS:.0f}", field="waitSeconds"
             )
+        # A lease that ends wakes nobody, so it is looked at when it does.
+        return await self._until_some(
+            agent_id, lambda: self._fetch(agent_id, limit), lambda: self._free_in_ms(agent_id) / 1000, wait_seconds
+        )
+
+    async def look(self, agent_id: str, seen: Callable[[], list[T]], *, wait_seconds: float) -> list[T]:
+        """What `seen` gives as soon as it gives something, or after that time. Nothing is taken."""
+
+        async def take() -> list[T]:
+            return seen()
+
+        return await self._until_some(agent_id, take, lambda: wait_seconds, wait_seconds)
+
+    async def _until_some(
+        self,
+        agent_id: str,
+        take: Callable[[], Awaitable[list[T]]],
+        look_again_in_seconds: Callable[[], float],
+        wait_seconds: float,
+    ) -> list[T]:
+        """What `take` gives: at once, when the inbox has grown, after a while, and at the end of the time."""
         # The loop's own time, by which it also waits.
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_seconds
@@ -69,34 +91,15 @@ class Pull:
         try:
             while True:
                 grew.clear()
-                fetched = await self._fetch(agent_id, limit)
+                found = await take()
                 left_seconds = until - loop.time()
-                if fetched or left_seconds <= 0 or self._is_released:
-                    return fetched
-                await _wait(grew, min(left_seconds, self._free_in_ms(agent_id) / 1000))
-        finally:
-            self._stop_waiting(agent_id, grew)
-
-    async def look(self, agent_id: str, seen: Callable[[], list[T]], *, wait_seconds: float) -> list[T]:
-        """What `seen` gives as soon as it gives something, or after that time. Nothing is taken."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_seconds
-        grew = asyncio.Event()
-        self._waiting.setdefault(agent_id, set()).add(grew)
-        try:
-            while True:
-                grew.clear()
-                found, left_seconds = seen(), until - loop.time()
                 if found or left_seconds <= 0 or self._is_released:
                     return found
-                await _wait(grew, left_seconds)
+                await _wait(grew, min(left_seconds, look_again_in_seconds()))
         finally:
-            self._stop_waiting(agent_id, grew)
-
-    def _stop_waiting(self, agent_id: str, grew: asyncio.Event) -> None:
-        self._waiting[agent_id].discard(grew)
-        if not self._waiting[agent_id]:
-            del self._waiting[agent_id]
+            self._waiting[agent_id].discard(grew)
+            if not self._waiting[agent_id]:
+                del self._waiting[agent_id]
 
     def release(self) -> None:
         """Let everybody go who waits: the gateway stops."""
@@ -204,9 +207,7 @@ class Pull:
         return max((entry.engaged_at_ms or 0) + _lease_ms(agent), entry.due_at_ms) - self._clock.now_ms()
 
     def _expect_agent(self, agent_id: str) -> LocalAgent:
-        agent = self._store.local_agent(agent_id)
-        if agent is None:
-            raise Refusal(Code.NOT_FOUND, f"{agent_id!r:.80} is not an agent of this gateway", field="agentId")
+        agent = expect_local_agent(self._store, agent_id)
         if agent.runtime != PULL:
             raise Refusal(
                 Code.CONFLICT,

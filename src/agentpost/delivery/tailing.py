@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from agentpost.delivery.agents import expect_local_agent
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
@@ -35,8 +36,7 @@ def tail(store: Store, stream: str, *, after_seq: int) -> Iterator[Tailed]:
         return _outbox(store, after_seq)
     if stream.startswith(_INBOX):
         agent_id = stream.removeprefix(_INBOX)
-        if store.local_agent(agent_id) is None:
-            raise Refusal(Code.NOT_FOUND, f"{agent_id!r:.80} is not an agent of this gateway", field="stream")
+        expect_local_agent(store, agent_id, field="stream")
         return _inbox(store, agent_id, after_seq)
     known = [each.source_node_id for each in store.mirrors()]
     if stream not in known:

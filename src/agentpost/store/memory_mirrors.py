@@ -1,7 +1,5 @@
 """The mirrors of the store in memory. A batch is kept whole and handed on whole, as it is on a disk."""
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from agentpost.store import rules
@@ -121,7 +119,7 @@ class MemoryMirrors(MemoryAgents):
         events = [
             StreamEvent(seq=at.seq, chain=at.chain, raw=mirror.events[at.seq].raw) for at in stream if at.seq <= head[0]
         ]
-        return _slice(mirror.position, after_seq, head, events)
+        return rules.mirror_slice(mirror.position, after_seq, head, events)
 
     def read_whole_mirror(self, source_node_id: str, after_seq: int) -> MirrorSlice | None:
         self._check_open()
@@ -134,7 +132,7 @@ class MemoryMirrors(MemoryAgents):
             return None
         kept = (mirror.events[seq] for seq in range(after_seq + 1, head[0] + 1))
         events = [StreamEvent(seq=event.seq, chain=event.chain, raw=event.raw) for event in kept]
-        return _slice(mirror.position, after_seq, head, events)
+        return rules.mirror_slice(mirror.position, after_seq, head, events)
 
     async def prune_mirror(self, source_node_id: str, *, through_seq: int) -> int:
         self._check_open()
@@ -144,17 +142,3 @@ class MemoryMirrors(MemoryAgents):
 
 def _empty(source_node_id: str, epoch: str) -> MirrorPosition:
     return MirrorPosition(source_node_id=source_node_id, epoch=epoch, last_seq=0, last_chain=CHAIN_START, floor_seq=0)
-
-
-def _slice(
-    position: MirrorPosition, after_seq: int, head: tuple[int, bytes, bytes], events: Iterable[StreamEvent]
-) -> MirrorSlice:
-    return MirrorSlice(
-        source_node_id=position.source_node_id,
-        epoch=position.epoch,
-        after_seq=after_seq,
-        through_seq=head[0],
-        head=head[1],
-        signature=head[2],
-        events=tuple(events),
-    )

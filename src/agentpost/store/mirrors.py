@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
-from agentpost.store.rules import chain_after, check_mirror_batch, unmirrored
+from agentpost.store.rules import chain_after, check_mirror_batch, mirror_slice, unmirrored
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     CHAIN_START,
@@ -120,15 +120,8 @@ def read_whole_mirror(database: Database, source_node_id: str, after_seq: int) -
 
 
 def _slice(position: MirrorPosition, after_seq: int, head: Row, rows: Iterable[Row]) -> MirrorSlice:
-    return MirrorSlice(
-        source_node_id=position.source_node_id,
-        epoch=position.epoch,
-        after_seq=after_seq,
-        through_seq=head[0],
-        head=head[1],
-        signature=head[2],
-        events=tuple(StreamEvent(seq=row[0], chain=row[1], raw=row[2]) for row in rows),
-    )
+    events = [StreamEvent(seq=row[0], chain=row[1], raw=row[2]) for row in rows]
+    return mirror_slice(position, after_seq, (head[0], head[1], head[2]), events)
 
 
 def prune_mirror(tx: Transaction, source_node_id: str, through_seq: int) -> int:

@@ -31,8 +31,10 @@ from agentpost.store.values import (
     MirrorBatch,
     MirrorEvent,
     MirrorPosition,
+    MirrorSlice,
     Note,
     ResentLetter,
+    StreamEvent,
     Subscriber,
 )
 
@@ -53,6 +55,7 @@ __all__ = [
     "expect_entry",
     "expect_open_entry",
     "inbox_watermark",
+    "mirror_slice",
     "move_deliveries",
     "never_accepted",
     "options_as_json",
@@ -291,6 +294,21 @@ def check_mirror_batch(batch: MirrorBatch, position: MirrorPosition | None) -> N
             f"the batch does not have the events after {batch.after_seq} through {batch.through_seq}",
             field="events",
         )
+
+
+def mirror_slice(
+    position: MirrorPosition, after_seq: int, head: tuple[int, bytes, bytes], events: Sequence[StreamEvent]
+) -> MirrorSlice:
+    """Events of a mirror up to a head: its seq, what its owner signed, and the signature."""
+    return MirrorSlice(
+        source_node_id=position.source_node_id,
+        epoch=position.epoch,
+        after_seq=after_seq,
+        through_seq=head[0],
+        head=head[1],
+        signature=head[2],
+        events=tuple(events),
+    )
 
 
 def unmirrored(batch: MirrorBatch, position: MirrorPosition | None) -> tuple[MirrorEvent, ...]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Publisher, SendRequest
 from agentpost.protocol.delegation import (
@@ -80,7 +81,7 @@ class DelegationDesk:
         Rows that say nothing new make no new version.
         """
         rows = read_intents(intents)
-        self._expect_local(by)
+        expect_local_agent(self._store, by)
         async with self._one_at_a_time:
             present = self.policy()
             checksum = checksum_of(rows)
@@ -118,7 +119,7 @@ class DelegationDesk:
 
     async def apply(self, agent_id: str, file: Path, *, acknowledge: bool = True) -> Applied:
         """Write the section of an agent's file anew, and acknowledge it. Nothing else in the file changes."""
-        self._expect_local(agent_id)
+        expect_local_agent(self._store, agent_id)
         if not file.is_absolute():
             raise Refusal(Code.INVALID_FIELD, f"{file} is not an absolute path", field="file")
         policy = self._valid_policy()
@@ -137,7 +138,7 @@ class DelegationDesk:
 
     async def acknowledge(self, agent_id: str, *, version: str, checksum: str) -> Ack:
         """Say that an agent has applied the policy: in the room, and to whoever set it. Refused for another one."""
-        self._expect_local(agent_id)
+        expect_local_agent(self._store, agent_id)
         policy = self._valid_policy()
         if (version, checksum) != (policy.version, policy.checksum):
             raise Refusal(
@@ -184,15 +185,6 @@ class DelegationDesk:
 
     def _agents(self) -> dict[str, bool]:
         return {agent_id: agent.is_active for agent_id, agent in self._room.snapshot().agents.items()}
-
-    def _expect_local(self, agent_id: str) -> None:
-        if self._store.local_agent(agent_id) is None:
-            raise Refusal(
-                Code.NOT_FOUND,
-                f"{agent_id!r:.80} is not an agent of this gateway",
-                field="agentId",
-                hint="Ask the gateway that the agent lives at: agentpost agents list --mesh.",
-            )
 
 
 def _said(what: str, policy: Policy, text: str) -> Content:

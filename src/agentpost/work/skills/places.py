@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from agentpost.delivery.agents import expect_local_agent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.interface import Store
 from agentpost.store.values import Note
@@ -32,7 +33,7 @@ class SkillPlaces:
         self._default = default
 
     def of(self, agent_id: str) -> SkillPlace:
-        self._expect_local(agent_id)
+        expect_local_agent(self._store, agent_id)
         note = self._store.note(_COLLECTION, agent_id)
         if note is None or note.value is None:
             return SkillPlace(agent_id=agent_id, directory=str(self._default / agent_id))
@@ -57,12 +58,3 @@ class SkillPlaces:
     def resolve(self, agent_id: str, name: str, version: str | None = None) -> Skill:
         """A skill of an agent of this gateway; refused if it is not there in this version (CAP-2)."""
         return resolve_skill(Path(self.of(agent_id).directory), name, version)
-
-    def _expect_local(self, agent_id: str) -> None:
-        if self._store.local_agent(agent_id) is None:
-            raise Refusal(
-                Code.NOT_FOUND,
-                f"{agent_id!r:.80} is not an agent of this gateway",
-                field="agentId",
-                hint="Ask the gateway that the agent lives at: agentpost agents list --mesh.",
-            )
