@@ -46,7 +46,7 @@ class Heard(Wakeups):
         super().__init__()
         self.heard: list[tuple[str, int]] = []
         self.listen(
-            outbox=lambda: self.heard.append(("outbox", store.head().seq)),
+            outbox=lambda _: self.heard.append(("outbox", store.head().seq)),
             timer=lambda _: self.heard.append(("timer", store.head().seq)),
         )
 

@@ -401,7 +401,7 @@ async def test_a_timer_that_cannot_be_served_does_not_stop_the_others() -> None:
 async def test_the_task_sleeps_until_it_is_woken(desk: Desk) -> None:
     """The running retrier serves a timer as soon as it is told that there is one, and ends when it is closed."""
     served = asyncio.Event()
-    desk.wakeups.listen(outbox=served.set)
+    desk.wakeups.listen(outbox=lambda _: served.set())
     event = await desk.send()
     await desk.change(event, DeliverySignal.ACK_TIMEOUT, due_at_ms=desk.clock.now_ms() + 3_600_000)
     desk.retrier.start()

@@ -30,7 +30,7 @@ from tests.faults.points import AGENT, COMMITS
 
 __all__ = ["AWAY", "RECEIVER", "SEED", "SENDER", "Cut", "Mesh", "Node"]
 
-SENDER, SEED, RECEIVER = "sender", "seed", "receiver"
+SENDER, SEED, RECEIVER = NODES = ("sender", "seed", "receiver")
 PATIENCE_SECONDS: Final = 120
 _TIERS: Final = {SENDER: NodeTier.EDGE, SEED: NodeTier.BACKBONE, RECEIVER: NodeTier.EDGE}
 _WIRES: Final = ((SENDER, SEED), (RECEIVER, SEED))
@@ -209,7 +209,8 @@ class Node:
             sealing=keys.sealing,
             tier=_TIERS[self.node_id],
             clock=clock,
-            chance=SeededChance(self.lives),
+            # Two gateways must not make the same id in the same millisecond.
+            chance=SeededChance(1_000 * NODES.index(self.node_id) + self.lives),
             runtimes=lambda agent: _BobRuntime(self),
             policy=_POLICY,
         )
