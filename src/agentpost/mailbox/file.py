@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from agentpost.mailbox import asking
-from agentpost.mailbox.book import LOOKED_BACK_AT, Book
+from agentpost.mailbox.book import Book
+from agentpost.mailbox.ending import LOOKED_BACK_AT
 from agentpost.mailbox.interface import MAX_PAGE, MailboxPolicy
 from agentpost.mailbox.worker import Blocking, Worker, WorkerThread
 from agentpost.protocol.errors import Code, Refusal
@@ -96,7 +97,7 @@ class FileMailbox:
         if self._until_forgetting <= 0:
             # Several ids are looked at for each one that comes, so what may be forgotten does not pile up.
             self._until_forgetting = LOOKED_BACK_AT // 4
-            self._book.forget(now_ms=now_ms)
+            self._book.endings.look_back(now_ms=now_ms)
         return self._book.enqueue(messages, bodies, now_ms=now_ms)
 
     async def dequeue(self, session: str, *, wait_seconds: float = 0) -> MailboxMessage | None:
@@ -162,7 +163,7 @@ class FileMailbox:
     async def peek(self, session: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[MessageSummary]:
         asking.check_name(session, "session")
         asking.check_page(limit)
-        return await self._swept(lambda: self._book.peek(session, after=after, limit=limit))
+        return await self._swept(lambda now_ms: self._book.peek(session, after=after, limit=limit, now_ms=now_ms))
 
     async def purge(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -173,7 +174,7 @@ class FileMailbox:
     ) -> list[DeadLetterEntry]:
         asking.check_name(session, "session")
         asking.check_page(limit)
-        return await self._swept(lambda: self._book.peek_dead_letter(session, after=after, limit=limit))
+        return await self._swept(lambda _: self._book.peek_dead_letter(session, after=after, limit=limit))
 
     async def purge_dead_letter(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -181,7 +182,7 @@ class FileMailbox:
 
     async def state_of(self, session: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
-        return await self._swept(lambda: self._book.state_of(session, msg_id))
+        return await self._swept(lambda _: self._book.state_of(session, msg_id))
 
     async def waiting_abroad(self) -> list[str]:
         """The sessions with an @ in their names for which something is pending."""
@@ -189,17 +190,22 @@ class FileMailbox:
 
     async def sweep(self) -> int:
         """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""
-        return await self._run(lambda now_ms: self._book.sweep(now_ms=now_ms) + self._book.forget(now_ms=now_ms))
+        return await self._run(self._sweep, must_last=False)
 
-    async def _swept(self, look: Callable[[], T]) -> T:
+    def _sweep(self, now_ms: int) -> int:
+        endings = self._book.endings
+        endings.remove_acked(at_least=1)
+        return endings.sweep_if_due(now_ms=now_ms) + endings.look_back(now_ms=now_ms)
+
+    async def _swept(self, look: Callable[[int], T]) -> T:
         """A look at the mailbox as it is now, not as somebody's last call left it."""
 
         def work(now_ms: int) -> T:
-            while self._book.sweep(now_ms=now_ms):
+            while self._book.endings.sweep_if_due(now_ms=now_ms):
                 pass
-            return look()
+            return look(now_ms)
 
-        return await self._run(work)
+        return await self._run(work, must_last=False)
 
     def _run(self, work: Callable[[int], T], *, must_last: bool = True) -> "asyncio.Future[T]":
         # The time is that of the transaction, so that who comes later is later.
