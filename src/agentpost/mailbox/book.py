@@ -3,12 +3,14 @@
 Whatever can be refused is refused before the first write, so a refusal leaves the transaction as it was.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
+
+from msgspec import Struct
 
 from agentpost.mailbox.ending import Endings
 from agentpost.mailbox.interface import MailboxPolicy
-from agentpost.mailbox.picking import Picked, Picker, Stored, stored
+from agentpost.mailbox.picking import Picked, Picker, Stored, picked, stored
 from agentpost.mailbox.statements import SQL
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.machine import walk
@@ -30,6 +32,18 @@ __all__ = ["Book"]
 _START: Final = (-1, -1)
 
 
+class _Line(Struct):
+    """The line of a session, while messages are put into it."""
+
+    session: int
+    pending: int
+    # Of any message in the file.
+    last_number: int
+    # Of the last message of a sender.
+    ranks: dict[str, int]
+    added: int = 0
+
+
 class Book:
     """The operations of one connection. `now_ms` is the caller's clock."""
 
@@ -40,101 +54,122 @@ class Book:
 
     def enqueue(self, messages: Sequence[MailboxMessage], bodies: Sequence[bytes], *, now_ms: int) -> list[EnqueueAck]:
         """Queue the messages whose ids are new. `bodies` are the same messages as they are kept."""
-        of_session: dict[str, dict[str, tuple[MailboxMessage, bytes]]] = {}
-        for message, body in zip(messages, bodies, strict=True):
-            # Of the same id twice in a batch, the first is queued.
-            of_session.setdefault(message.to, {}).setdefault(message.msg_id, (message, body))
-        pending: dict[str, int] = {}
-        is_new: set[tuple[str, str]] = set()
-        for name, group in of_session.items():
-            fresh, pending[name] = self._enqueue_group(name, group, now_ms)
-            is_new.update((name, msg_id) for msg_id in fresh)
-        acks: list[EnqueueAck] = []
-        for message in messages:
-            key = (message.to, message.msg_id)
-            queued = key in is_new
-            if queued:
-                is_new.remove(key)
-                pending[message.to] += 1
-            acks.append(EnqueueAck(msg_id=message.msg_id, queued=queued, pending=pending[message.to]))
-        return acks
-
-    def _enqueue_group(
-        self, name: str, group: Mapping[str, tuple[MailboxMessage, bytes]], now_ms: int
-    ) -> tuple[Sequence[str], int]:
-        """Queue the messages of one session whose ids are new: gives those, and how many were pending before."""
         database = self._database
-        session, pending, number = database.row(SQL.session_and_last, (name,)) or self._new_session(name)
+        number = 0
         expires_at_ms = now_ms + round(self._policy.ttl_seconds * 1000)
-        ranks: dict[str, int] = {}
-        fresh: list[str] = []
+        lines: dict[str, _Line] = {}
         rows: list[tuple[object, ...]] = []
         spots: list[tuple[int, int, int]] = []
-        for msg_id, (message, body) in group.items():
+        acks: list[EnqueueAck] = []
+        for message, body in zip(messages, bodies, strict=True):
+            line = lines.get(message.to)
+            if line is None:
+                line = lines[message.to] = self._line(message)
+                number = max(number, line.last_number)
             before = database.changed_rows()
-            database.run(SQL.remember, (session, msg_id, number + 1, now_ms))
-            if database.changed_rows() == before:
-                continue
-            number += 1
-            fresh.append(msg_id)
-            sender, created_at = message.sender, message.created_at
-            if sender not in ranks:
-                ranks[sender] = database.value(SQL.last_rank_of_pair, (session, sender)) or 0
-            rank = ranks[sender] = max(created_at, ranks[sender])
-            rows.append((number, session, msg_id, sender, rank, created_at, message.attempt, expires_at_ms, body))
-            spots.append((session, rank, number))
-        if fresh:
+            database.run(SQL.remember, (line.session, message.msg_id, number + 1, now_ms))
+            queued = database.changed_rows() != before
+            if queued:
+                number += 1
+                line.added += 1
+                rank = self._rank(line, message)
+                spots.append((line.session, rank, number))
+                rows.append(
+                    (
+                        number,
+                        line.session,
+                        message.msg_id,
+                        message.sender,
+                        rank,
+                        message.created_at,
+                        message.attempt,
+                        expires_at_ms,
+                        body,
+                    )
+                )
+            acks.append(EnqueueAck(msg_id=message.msg_id, queued=queued, pending=line.pending + line.added))
+        if rows:
             database.run_many(SQL.add_message, rows)
             database.run_many(SQL.line_up, spots)
-            database.run(SQL.count_pending, (len(fresh), session))
-        return fresh, pending
+            for line in lines.values():
+                database.run(SQL.count_pending, (line.added, line.session))
+        return acks
 
-    def _new_session(self, name: str) -> Row:
-        session = self._database.value(SQL.add_session, (name,))
-        self._database.run(SQL.add_line, (session,))
-        return self._database.row(SQL.session_and_last, (name,)) or _no_row()
+    def _line(self, first: MailboxMessage) -> "_Line":
+        """The line of the session that a message is for, which is made for its first message."""
+        values = (first.to, first.sender)
+        row = self._database.row(SQL.line_to_join, values)
+        if row is None:
+            self._database.run(SQL.add_line, (self._database.value(SQL.add_session, (first.to,)),))
+            row = self._database.row(SQL.line_to_join, values) or _no_row()
+        session, pending, last_number, last_rank = row
+        return _Line(session, pending, last_number, {first.sender: last_rank or 0})
+
+    def _rank(self, line: "_Line", message: MailboxMessage) -> int:
+        last = line.ranks.get(message.sender)
+        if last is None:
+            last = self._database.value(SQL.last_rank_of_pair, (line.session, message.sender)) or 0
+        rank = line.ranks[message.sender] = max(message.created_at, last)
+        return rank
 
     def dequeue(self, session_name: str, limit: int, *, now_ms: int) -> list[MailboxMessage]:
-        row = self._database.row(SQL.session_and_time, (session_name, now_ms))
-        if row is None:
+        rows = self._database.rows(SQL.next_in_line, (session_name, now_ms, limit))
+        # The last column says whether there may be more to it than that these are the next.
+        if rows and not any(row[-1] for row in rows):
+            taken = [picked(row) for row in rows]
+            self._hand_out(taken, now_ms)
+        else:
+            taken = self._take_with_care(session_name, limit, now_ms)
+        return [restored_message(each.body, attempt=each.stored.attempt) for each in taken]
+
+    def _take_with_care(self, session_name: str, limit: int, now_ms: int) -> list[Picked]:
+        """Hand out the next messages where time has done something, or a sender may be held back."""
+        self.endings.sweep_if_due(now_ms=now_ms)
+        session = self._known_session(session_name)
+        if session is None:
             return []
-        session, is_time_for_sweep, may_be_held = row
-        if is_time_for_sweep:
-            self.endings.sweep(now_ms=now_ms)
-            may_be_held = True
-        held: dict[str, int] = dict(self._database.rows(SQL.holding, (session, now_ms))) if may_be_held else {}
-        picker = Picker(self._database, session, held=held)
+        picker = Picker(self._database, session, now_ms=now_ms)
         taken: list[Picked] = []
         while len(taken) < limit and (found := picker.next_messages(limit - len(taken))):
             # The sweep above may have left some: nobody is handed what has expired.
             self.endings.end([each.stored for each in found if each.stored.expires_at_ms <= now_ms], MailboxSignal.TTL)
             living = [each for each in found if each.stored.expires_at_ms > now_ms]
-            self._hand_out([each.stored for each in living], now_ms)
+            self._hand_out(living, now_ms)
             taken += living
-        if taken:
-            self._database.run(SQL.count_pending, (-len(taken), session))
-        return [restored_message(each.body, attempt=each.stored.attempt) for each in taken]
+        tried = [(each.stored.id,) for each in taken if each.stored.retry_at_ms is not None]
+        self._database.run_many(SQL.no_retry, tried)
+        return taken
 
-    def _hand_out(self, living: Sequence[Stored], now_ms: int) -> None:
+    def _hand_out(self, living: Sequence[Picked], now_ms: int) -> None:
+        if not living:
+            return
         due_at_ms = now_ms + round(self._policy.in_flight_timeout_seconds * 1000)
-        # No ack comes in time after a message has expired.
-        untils = [min(due_at_ms, each.expires_at_ms) for each in living]
-        moves = [each.move(until_ms) for each, until_ms in zip(living, untils, strict=True)]
-        notes = [(until_ms, each.session, each.msg_id) for each, until_ms in zip(living, untils, strict=True)]
+        moves: list[tuple[int, ...]] = []
+        notes: list[tuple[object, ...]] = []
+        for each in living:
+            found = each.stored
+            # No ack comes in time after a message has expired.
+            until_ms = min(due_at_ms, found.expires_at_ms)
+            moves.append(found.move(until_ms))
+            notes.append((until_ms, found.session, found.msg_id))
         self._database.run_many(SQL.move_in_line, moves)
         self._database.run_many(SQL.note_in_flight, notes)
-        tried = [(each.id,) for each in living if each.retry_at_ms is not None]
-        if tried:
-            self._database.run_many(SQL.no_retry, tried)
+        self._database.run(SQL.count_pending, (-len(living), living[0].stored.session))
 
     def ack(self, session_name: str, msg_ids: Sequence[str], *, now_ms: int) -> None:
+        # One ack is one statement, and needs no transaction of several.
+        is_alone = len(msg_ids) == 1 and not self.endings.has_acked_to_remove
+        if not is_alone:
+            self._database.begin_if_none()
         for msg_id in msg_ids:
             if not self.endings.ack(session_name, msg_id, now_ms=now_ms):
                 # Not in flight, or no longer: a repeat changes nothing, anything else refuses.
+                self._database.begin_if_none()
                 while self.endings.sweep_if_due(now_ms=now_ms):
                     pass
                 walk(MAILBOX, self._look_up(session_name, msg_id)[0], MailboxSignal.ACK)
-        self.endings.remove_acked()
+        if not is_alone:
+            self.endings.remove_acked()
 
     def nack(self, session_name: str, msg_id: str, reason: str, *, now_ms: int) -> None:
         self.endings.sweep_if_due(now_ms=now_ms)

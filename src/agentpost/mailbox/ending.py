@@ -45,9 +45,14 @@ class Endings:
             self._acked.append((until_ms, message))
         return bool(found)
 
-    def remove_acked(self, at_least: int = _REMOVED_TOGETHER) -> None:
-        """Remove what was acked here, if it is that much: together they share the pages that change."""
-        if self._acked and len(self._acked) >= at_least:
+    @property
+    def has_acked_to_remove(self) -> bool:
+        """Whether it is worth it: removed together, messages share the pages that change."""
+        return len(self._acked) >= _REMOVED_TOGETHER
+
+    def remove_acked(self) -> None:
+        """Remove what was acked here."""
+        if self._acked:
             self._database.run_packed(SQL.drop_ended_messages, (), array("q", [message for _, message in self._acked]))
             self._database.run_many(SQL.leave_line_ended, self._acked)
             self._acked = []

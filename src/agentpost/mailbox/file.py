@@ -6,7 +6,7 @@ async with FileMailbox.open("mail.db") as mailbox:
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -107,15 +107,19 @@ class FileMailbox:
     async def dequeue_many(self, session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
         asking.check_name(session, "session")
         asking.check_batch(limit)
+        found = await self._dequeue(session, limit)
+        if found or wait_seconds <= 0:
+            return found
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_seconds
-        while True:
-            # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
-            found = await self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
-            left = until - loop.time()
-            if found or left <= 0 or self._is_released:
-                return found
+        while not found and not self._is_released and (left := until - loop.time()) > 0:
             await self.wait_for_news(min(left, _LOOK_EVERY_SECONDS))
+            found = await self._dequeue(session, limit)
+        return found
+
+    def _dequeue(self, session: str, limit: int) -> Awaitable[list[MailboxMessage]]:
+        # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
+        return self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
 
     async def wait_for_news(self, seconds: float) -> None:
         """Until something is enqueued here, or the time is over. What other processes enqueue is not heard."""
@@ -146,7 +150,7 @@ class FileMailbox:
         asking.check_batch(len(msg_ids))
         for msg_id in msg_ids:
             asking.check_name(msg_id, "msg_id")
-        await self._run(lambda now_ms: self._book.ack(session, msg_ids, now_ms=now_ms))
+        await self._run(lambda now_ms: self._book.ack(session, msg_ids, now_ms=now_ms), begins=False)
 
     async def nack(self, session: str, msg_id: str, reason: str) -> None:
         asking.check_name(session, "session")
@@ -194,7 +198,7 @@ class FileMailbox:
 
     def _sweep(self, now_ms: int) -> int:
         endings = self._book.endings
-        endings.remove_acked(at_least=1)
+        endings.remove_acked()
         return endings.sweep_if_due(now_ms=now_ms) + endings.look_back(now_ms=now_ms)
 
     async def _swept(self, look: Callable[[int], T]) -> T:
@@ -207,9 +211,9 @@ class FileMailbox:
 
         return await self._run(work, must_last=False)
 
-    def _run(self, work: Callable[[int], T], *, must_last: bool = True) -> "asyncio.Future[T]":
+    def _run(self, work: Callable[[int], T], *, must_last: bool = True, begins: bool = True) -> Awaitable[T]:
         # The time is that of the transaction, so that who comes later is later.
-        return self._worker.submit(lambda: work(self._clock.now_ms()), must_last=must_last)
+        return self._worker.run(lambda: work(self._clock.now_ms()), must_last=must_last, begins=begins)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.stop)

@@ -4,7 +4,7 @@ Looks at the first few in order, which is nearly always enough. Where a sender i
 what is there, it asks sender by sender instead: the cost follows the senders, not the messages.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from agentpost.mailbox.statements import SQL
 from agentpost.protocol.mailbox import MailboxState
 from agentpost.store.database import Database, Row
 
-__all__ = ["Picked", "Picker", "Stored", "stored"]
+__all__ = ["Picked", "Picker", "Stored", "picked", "stored"]
 
 _LOOK_AHEAD: Final = 64
 _BEYOND_ALL: Final = 2**63 - 1
@@ -46,8 +46,9 @@ class Stored(Struct, frozen=True, gc=False):
 
     def move(self, in_flight_until_ms: int | None) -> tuple[int, int, int, int, int]:
         """From where it stands into flight until then, or into the line of its session."""
-        to = (self.session, self.rank) if in_flight_until_ms is None else (_IN_FLIGHT, in_flight_until_ms)
-        return (*to, *self.spot)
+        if in_flight_until_ms is None:
+            return self.session, self.rank, *self.spot
+        return _IN_FLIGHT, in_flight_until_ms, *self.spot
 
 
 class Picked(Struct, frozen=True, gc=False):
@@ -61,25 +62,23 @@ def stored(row: Row | None) -> Stored:
     return Stored(*row[:9])
 
 
-def _picked(row: Row) -> Picked:
+def picked(row: Row) -> Picked:
     return Picked(Stored(*row[:9]), row[9])
 
 
 class Picker:
     """Picks from one session as of one moment, inside one transaction."""
 
-    def __init__(self, database: Database, session: int, *, held: Mapping[str, int]) -> None:
+    def __init__(self, database: Database, session: int, *, now_ms: int) -> None:
         self._database = database
         self._session = session
         # From which message on a sender is held back; nearly always empty.
-        self._held = held
+        self._held: dict[str, int] = dict(database.rows(SQL.holding, (session, now_ms)))
 
     def next_messages(self, limit: int) -> list[Picked]:
         """The next ones, in order, at most `limit`; what was picked before must not be pending any more."""
         wanted = limit if not self._held else limit + _LOOK_AHEAD
-        first = [_picked(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
-        if not self._held:
-            return first
+        first = [picked(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
         free = [each for each in first if not self._is_held(each.stored)]
         if free or len(first) < wanted:
             return free[:limit]
@@ -94,4 +93,4 @@ class Picker:
             sender = found
             before_id = self._held.get(sender, _BEYOND_ALL)
             for row in self._database.rows(SQL.pending_of_sender, (self._session, sender, before_id, limit)):
-                yield _picked(row)
+                yield picked(row)

@@ -9,18 +9,13 @@ INSERT INTO lines (line, place, message, pending) VALUES (?, -1, 0, 0)
 -- name: session_id
 SELECT id FROM sessions WHERE name = ?
 
--- name: session_and_last
+-- name: line_to_join
+-- The line of a session, how many are pending there, the last number of any message, the last rank of a sender there.
 SELECT s.id, head.pending,
-       max(coalesce((SELECT max(id) FROM messages), 0), coalesce((SELECT max(id) FROM dead_letters), 0))
-FROM sessions AS s JOIN lines AS head ON head.line = s.id AND head.place = -1 AND head.message = 0 WHERE s.name = ?
-
--- name: session_and_time
--- A session, whether it is time for a sweep, and whether a sender of the session may be held back.
-SELECT id,
-       coalesce((SELECT place <= ?2 FROM lines WHERE line = 0 ORDER BY place LIMIT 1), 0)
-       OR coalesce((SELECT expires_at_ms <= ?2 FROM messages ORDER BY id LIMIT 1), 0),
-       EXISTS (SELECT 1 FROM messages WHERE session = sessions.id AND retry_at_ms IS NOT NULL)
-FROM sessions WHERE name = ?1
+       max(coalesce((SELECT max(id) FROM messages), 0), coalesce((SELECT max(id) FROM dead_letters), 0)),
+       (SELECT m.rank FROM messages AS m JOIN remembered AS r ON r.session = m.session AND r.msg_id = m.msg_id
+        WHERE m.session = s.id AND m.sender = ?2 AND r.ended IS NULL ORDER BY m.id DESC LIMIT 1)
+FROM sessions AS s JOIN lines AS head ON head.line = s.id AND head.place = -1 AND head.message = 0 WHERE s.name = ?1
 
 -- name: is_time_for_sweep
 SELECT coalesce((SELECT place <= ?1 FROM lines WHERE line = 0 ORDER BY place LIMIT 1), 0)
@@ -50,6 +45,16 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: line_up
 INSERT INTO lines (line, place, message) VALUES (?, ?, ?)
+
+-- name: next_in_line
+-- The first of a session, and whether that is not all: it is time for a sweep, or a sender may be held back.
+SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, m.body,
+       coalesce((SELECT place <= ?2 FROM lines WHERE line = 0 ORDER BY place LIMIT 1), 0)
+       OR coalesce((SELECT expires_at_ms <= ?2 FROM messages ORDER BY id LIMIT 1), 0)
+       OR EXISTS (SELECT 1 FROM messages WHERE retry_at_ms IS NOT NULL)
+       OR m.expires_at_ms <= ?2
+FROM lines AS l JOIN messages AS m ON m.id = l.message
+WHERE l.line = (SELECT id FROM sessions WHERE name = ?1) AND l.place >= 0 ORDER BY l.place, l.message LIMIT ?3
 
 -- name: first_pending
 SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, m.body
@@ -89,7 +94,8 @@ DELETE FROM messages AS m WHERE id IN carray(?1) AND NOT EXISTS (
   WHERE r.session = m.session AND r.msg_id = m.msg_id AND r.message = m.id AND r.ended IS NULL)
 
 -- name: leave_line_ended
-DELETE FROM lines WHERE line = 0 AND place = ?1 AND message = ?2 AND ?2 NOT IN (SELECT id FROM messages WHERE id = ?2)
+DELETE FROM lines
+WHERE line = 0 AND place = ?1 AND message = ?2 AND NOT EXISTS (SELECT 1 FROM messages WHERE id = ?2)
 
 -- name: retry
 UPDATE messages SET attempt = ?, retry_at_ms = ? WHERE id = ?
