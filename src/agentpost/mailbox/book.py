@@ -1,6 +1,7 @@
 """The operations of a mailbox on its file, each inside a transaction that somebody else began.
 
-Whatever can be refused is refused before the first write, so a refusal leaves the transaction as it was.
+What is refused before the first write leaves the transaction as it was. A batch of acks may be refused after it: then
+whoever began the transaction rolls it back.
 """
 
 from collections.abc import Sequence

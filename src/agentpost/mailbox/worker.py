@@ -1,7 +1,7 @@
 """Work on a mailbox file, in transactions: by a thread of its own, or in the thread of whoever asks.
 
-Other processes write the same file: each transaction takes its turn. Unlike a gateway's writer nothing here keeps
-anything of the file in mind from one transaction to the next.
+Other processes write the same file: each transaction takes its turn. Unlike a gateway's writer nothing here trusts what
+it knew of the file in an earlier transaction.
 """
 
 import asyncio
