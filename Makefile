@@ -6,6 +6,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# The tests start hundreds of processes, and one that finds everything compiled starts in a third of the time.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests of whole gateways wait more than they work, so more of them than there are cores run side by side.
 WORKERS ?= 4
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
