@@ -18,6 +18,7 @@ from agentpost.store.home import Home
 __all__ = ["OperatorClient", "Query", "answer_of", "path_of", "unreached"]
 
 _TIMEOUT_SECONDS: Final = 10.0
+_READ_BYTES: Final = 64 * 1024
 _UNREACHED: Final = (OSError, http.client.HTTPException)
 
 Query = Mapping[str, str | int | float | bool]
@@ -48,7 +49,7 @@ class OperatorClient:
                     answer_of(response.status, response.read())
                 # It may be quiet for as long as it likes; only the first word has to come in time.
                 connection.wait_for_ever()
-                yield from (msgspec.json.decode(line) for line in response if line.strip())
+                yield from (msgspec.json.decode(line) for line in _lines_of(response) if line.strip())
         except _UNREACHED:
             raise Refusal(Code.UNAVAILABLE, f"the gateway of {self._home} is gone, or was not there") from None
         finally:
@@ -94,6 +95,15 @@ class _Connection(http.client.HTTPConnection):
         headers = {} if body is None else {"content-type": "application/json"}
         self.request(method, url, None if body is None else msgspec.json.encode(body), headers)
         return self.getresponse()
+
+
+def _lines_of(response: http.client.HTTPResponse) -> Generator[bytes]:
+    """The lines as they come. Reading line by line would take an answer that was cut off for one that has ended."""
+    begun = b""
+    while more := response.read1(_READ_BYTES):
+        *whole, begun = (begun + more).split(b"\n")
+        yield from whole
+    yield begun
 
 
 def path_of(*parts: str) -> str:
