@@ -27,7 +27,7 @@ __all__ = ["ConstraintViolated", "Database", "FileKind", "Row", "check_sqlite_ve
 _OLDEST_SQLITE: Final = (3, 51, 3)
 _BUSY_TIMEOUT_MS: Final = 5_000
 _LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
-_SHARED_CHECKPOINT_PAGES: Final = 1_000
+_SHARED_CHECKPOINT_PAGES: Final = 2_000
 
 _SYNC: Final = "PRAGMA synchronous = FULL"
 _NO_SYNC: Final = "PRAGMA synchronous = NORMAL"
