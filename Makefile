@@ -6,9 +6,15 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# The tests start hundreds of processes, and one that finds everything compiled starts in a third of the time.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests of whole gateways wait more than they work, so more of them than there are cores run side by side.
 WORKERS ?= 4
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
+# Tests write to memory where there is room for it (4 GB), so that they do not wait for each other's syncs. What outlives
+# a power cut is shown with a disk that the tests make up (tests/faults/disk.py), and memory outlives a kill.
+IN_MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 2>/dev/null && echo /dev/shm)
+test test-long: export TMPDIR := $(or $(IN_MEMORY),$(TMPDIR))
 # All tests that need Spark share a session, hence a process.
 PYTEST_SPARK = $(BIN)/pytest tests/pipeline
 # What takes minutes is for test-long.

@@ -78,12 +78,12 @@ def test_old_ids_are_forgotten_a_stretch_at_a_time(tmp_path: Path) -> None:
             taken = book.dequeue(session, 90, now_ms=START_MS)
             book.ack(session, [each.msg_id for each in taken], now_ms=START_MS)
         enqueue(*range(200, 210), to="ann", now_ms=START_MS + 50_000)
-        assert book.forget(now_ms=START_MS + 99_000, look_at=1000) == 0
-        forgotten = [book.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)]
+        assert book.endings.forget(now_ms=START_MS + 99_000, look_at=1000) == 0
+        forgotten = [book.endings.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)]
         assert sum(forgotten) == 180
         assert max(forgotten) <= 64
         assert database.value("SELECT count(*) FROM remembered") == 30
-        assert [book.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)] == [0] * 4
+        assert [book.endings.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)] == [0] * 4
 
 
 async def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 OUTCOMES = [(Keep.NOTHING, 0), (Keep.EVERYTHING, 0), *((Keep.TORN, seed) for seed in range(ROUNDS))]
 FILE = "mail.db"
 MISCOUNTED = """
-SELECT name FROM sessions
-WHERE pending != (SELECT count(*) FROM messages WHERE session = sessions.id AND state = 'pending')
+SELECT name FROM sessions JOIN lines AS head ON head.line = sessions.id AND head.place = -1
+WHERE head.pending != (SELECT count(*) FROM lines WHERE line = sessions.id AND place >= 0)
 """
 
 

@@ -189,7 +189,7 @@ class OutsideClient:
                 raise Refusal(Code.UNAVAILABLE, problem, hint="Check the address, and whether it runs.") from None
             self._nonce = response.headers.get("dpop-nonce", self._nonce)
             if is_last or USE_NONCE not in response.headers.get("www-authenticate", ""):
-                return answer_of(response)
+                return answer_of(response.status_code, response.content)
         return None
 
     def _proof(self, url: str, token: str, **more: str) -> str:

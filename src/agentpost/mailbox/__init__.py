@@ -5,6 +5,7 @@
 - `worker`     the thread that runs the work on the file, many pieces in one transaction
 - `book`       the operations themselves, inside a transaction
 - `picking`    which message is next
+- `ending`     how messages leave: acked, nacked, expired, removed, forgotten
 - `sweeping`   what time asks for, while nobody calls
 - `memory`     the same in memory
 """

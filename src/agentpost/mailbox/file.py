@@ -6,13 +6,14 @@ async with FileMailbox.open("mail.db") as mailbox:
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from agentpost.mailbox import asking
-from agentpost.mailbox.book import LOOKED_BACK_AT, Book
+from agentpost.mailbox.book import Book
+from agentpost.mailbox.ending import LOOKED_BACK_AT
 from agentpost.mailbox.interface import MAX_PAGE, MailboxPolicy
 from agentpost.mailbox.worker import Blocking, Worker, WorkerThread
 from agentpost.protocol.errors import Code, Refusal
@@ -96,7 +97,7 @@ class FileMailbox:
         if self._until_forgetting <= 0:
             # Several ids are looked at for each one that comes, so what may be forgotten does not pile up.
             self._until_forgetting = LOOKED_BACK_AT // 4
-            self._book.forget(now_ms=now_ms)
+            self._book.endings.look_back(now_ms=now_ms)
         return self._book.enqueue(messages, bodies, now_ms=now_ms)
 
     async def dequeue(self, session: str, *, wait_seconds: float = 0) -> MailboxMessage | None:
@@ -106,15 +107,19 @@ class FileMailbox:
     async def dequeue_many(self, session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
         asking.check_name(session, "session")
         asking.check_batch(limit)
+        found = await self._dequeue(session, limit)
+        if found or wait_seconds <= 0:
+            return found
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_seconds
-        while True:
-            # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
-            found = await self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
-            left = until - loop.time()
-            if found or left <= 0 or self._is_released:
-                return found
+        while not found and not self._is_released and (left := until - loop.time()) > 0:
             await self.wait_for_news(min(left, _LOOK_EVERY_SECONDS))
+            found = await self._dequeue(session, limit)
+        return found
+
+    def _dequeue(self, session: str, limit: int) -> Awaitable[list[MailboxMessage]]:
+        # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
+        return self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
 
     async def wait_for_news(self, seconds: float) -> None:
         """Until something is enqueued here, or the time is over. What other processes enqueue is not heard."""
@@ -145,7 +150,7 @@ class FileMailbox:
         asking.check_batch(len(msg_ids))
         for msg_id in msg_ids:
             asking.check_name(msg_id, "msg_id")
-        await self._run(lambda now_ms: self._book.ack(session, msg_ids, now_ms=now_ms))
+        await self._run(lambda now_ms: self._book.ack(session, msg_ids, now_ms=now_ms), begins=False)
 
     async def nack(self, session: str, msg_id: str, reason: str) -> None:
         asking.check_name(session, "session")
@@ -162,7 +167,7 @@ class FileMailbox:
     async def peek(self, session: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[MessageSummary]:
         asking.check_name(session, "session")
         asking.check_page(limit)
-        return await self._swept(lambda: self._book.peek(session, after=after, limit=limit))
+        return await self._swept(lambda now_ms: self._book.peek(session, after=after, limit=limit, now_ms=now_ms))
 
     async def purge(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -173,7 +178,7 @@ class FileMailbox:
     ) -> list[DeadLetterEntry]:
         asking.check_name(session, "session")
         asking.check_page(limit)
-        return await self._swept(lambda: self._book.peek_dead_letter(session, after=after, limit=limit))
+        return await self._swept(lambda _: self._book.peek_dead_letter(session, after=after, limit=limit))
 
     async def purge_dead_letter(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -181,7 +186,7 @@ class FileMailbox:
 
     async def state_of(self, session: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
-        return await self._swept(lambda: self._book.state_of(session, msg_id))
+        return await self._swept(lambda _: self._book.state_of(session, msg_id))
 
     async def waiting_abroad(self) -> list[str]:
         """The sessions with an @ in their names for which something is pending."""
@@ -189,21 +194,26 @@ class FileMailbox:
 
     async def sweep(self) -> int:
         """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""
-        return await self._run(lambda now_ms: self._book.sweep(now_ms=now_ms) + self._book.forget(now_ms=now_ms))
+        return await self._run(self._sweep, must_last=False)
 
-    async def _swept(self, look: Callable[[], T]) -> T:
+    def _sweep(self, now_ms: int) -> int:
+        endings = self._book.endings
+        endings.remove_acked()
+        return endings.sweep_if_due(now_ms=now_ms) + endings.look_back(now_ms=now_ms)
+
+    async def _swept(self, look: Callable[[int], T]) -> T:
         """A look at the mailbox as it is now, not as somebody's last call left it."""
 
         def work(now_ms: int) -> T:
-            while self._book.sweep(now_ms=now_ms):
+            while self._book.endings.sweep_if_due(now_ms=now_ms):
                 pass
-            return look()
+            return look(now_ms)
 
-        return await self._run(work)
+        return await self._run(work, must_last=False)
 
-    def _run(self, work: Callable[[int], T], *, must_last: bool = True) -> "asyncio.Future[T]":
+    def _run(self, work: Callable[[int], T], *, must_last: bool = True, begins: bool = True) -> Awaitable[T]:
         # The time is that of the transaction, so that who comes later is later.
-        return self._worker.submit(lambda: work(self._clock.now_ms()), must_last=must_last)
+        return self._worker.run(lambda: work(self._clock.now_ms()), must_last=must_last, begins=begins)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.stop)

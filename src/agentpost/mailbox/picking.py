@@ -13,24 +13,42 @@ from agentpost.mailbox.statements import SQL
 from agentpost.protocol.mailbox import MailboxState
 from agentpost.store.database import Database, Row
 
-__all__ = ["Picked", "Picker", "Stored", "stored"]
+__all__ = ["Picked", "Picker", "Stored", "picked", "stored"]
 
 _LOOK_AHEAD: Final = 64
 _BEYOND_ALL: Final = 2**63 - 1
+_IN_FLIGHT: Final = 0
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """A message as the file has it."""
+    """A living message as the file has it."""
 
     id: int
     session: int
     msg_id: str
     sender: str
-    state: MailboxState
     rank: int
     attempt: int
-    due_at_ms: int
+    retry_at_ms: int | None
     expires_at_ms: int
+    in_flight_until_ms: int | None
+
+    @property
+    def state(self) -> MailboxState:
+        return MailboxState.PENDING if self.in_flight_until_ms is None else MailboxState.IN_FLIGHT
+
+    @property
+    def spot(self) -> tuple[int, int, int]:
+        """Where it stands: the line, the place in it, and its own number."""
+        if self.in_flight_until_ms is None:
+            return self.session, self.rank, self.id
+        return _IN_FLIGHT, self.in_flight_until_ms, self.id
+
+    def move(self, in_flight_until_ms: int | None) -> tuple[int, int, int, int, int]:
+        """From where it stands into flight until then, or into the line of its session."""
+        if in_flight_until_ms is None:
+            return self.session, self.rank, *self.spot
+        return _IN_FLIGHT, in_flight_until_ms, *self.spot
 
 
 class Picked(Struct, frozen=True, gc=False):
@@ -41,11 +59,11 @@ class Picked(Struct, frozen=True, gc=False):
 def stored(row: Row | None) -> Stored:
     if row is None:
         raise LookupError("a message is remembered and not there")
-    return Stored(row[0], row[1], row[2], row[3], MailboxState(row[4]), *row[5:9])
+    return Stored(*row[:9])
 
 
-def _picked(row: Row) -> Picked:
-    return Picked(stored(row), row[9])
+def picked(row: Row) -> Picked:
+    return Picked(Stored(*row[:9]), row[9])
 
 
 class Picker:
@@ -60,7 +78,7 @@ class Picker:
     def next_messages(self, limit: int) -> list[Picked]:
         """The next ones, in order, at most `limit`; what was picked before must not be pending any more."""
         wanted = limit if not self._held else limit + _LOOK_AHEAD
-        first = [_picked(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
+        first = [picked(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
         free = [each for each in first if not self._is_held(each.stored)]
         if free or len(first) < wanted:
             return free[:limit]
@@ -75,4 +93,4 @@ class Picker:
             sender = found
             before_id = self._held.get(sender, _BEYOND_ALL)
             for row in self._database.rows(SQL.pending_of_sender, (self._session, sender, before_id, limit)):
-                yield _picked(row)
+                yield picked(row)

@@ -1,7 +1,7 @@
 """Work on a mailbox file, in transactions: by a thread of its own, or in the thread of whoever asks.
 
-Other processes write the same file: each transaction takes its turn. Unlike a gateway's writer nothing here keeps
-anything of the file in mind from one transaction to the next.
+Other processes write the same file: each transaction takes its turn. Unlike a gateway's writer nothing here trusts what
+it knew of the file in an earlier transaction.
 """
 
 import asyncio
@@ -24,10 +24,11 @@ _MOST_TOGETHER: Final = 256
 
 
 class Worker(Protocol):
-    def submit(self, work: Callable[[], T], *, must_last: bool = True) -> "asyncio.Future[T]":
-        """Run `work` in a transaction. The future is done when that is durable.
+    async def run(self, work: Callable[[], T], *, must_last: bool = True, begins: bool = True) -> T:
+        """Run `work` in a transaction, and come back when that is durable.
 
         What need not last does not wait for the disk: with the power it may be gone, as if it had never been done.
+        `begins=False` is for work that is one statement, or begins by itself if there is no transaction yet.
         """
         ...
 
@@ -40,6 +41,7 @@ class _Job(Struct, eq=False):
     future: "asyncio.Future[Any]"
     work: Callable[[], Any]
     must_last: bool
+    begins: bool
     result: Any = None
     error: Exception | None = None
 
@@ -54,10 +56,12 @@ class WorkerThread:
         self._thread = threading.Thread(target=self._run, name="agentpost-mailbox", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], T], *, must_last: bool = True) -> "asyncio.Future[T]":
-        future = _new_future(self._stopped)
-        self._waiting.put(_Job(future, work, must_last))
-        return future
+    async def run(self, work: Callable[[], T], *, must_last: bool = True, begins: bool = True) -> T:
+        if self._stopped:
+            raise _closed()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.put(_Job(future, work, must_last, begins))
+        return await future
 
     def stop(self) -> None:
         self._stopped = True
@@ -94,28 +98,29 @@ class Blocking:
         self._database = database
         self._stopped = False
 
-    def submit(self, work: Callable[[], T], *, must_last: bool = True) -> "asyncio.Future[T]":
-        future = _new_future(self._stopped)
-        jobs = [_Job(future, work, must_last)]
-        _do(self._database, jobs)
-        _answer(jobs)
-        return future
+    async def run(self, work: Callable[[], T], *, must_last: bool = True, begins: bool = True) -> T:
+        if self._stopped:
+            raise _closed()
+        return _run_alone(self._database, work, must_last, begins)
 
     def stop(self) -> None:
         self._stopped = True
 
 
-def _new_future(is_stopped: bool) -> "asyncio.Future[Any]":
-    if is_stopped:
-        raise Refusal(Code.UNAVAILABLE, "the mailbox is closed")
-    return asyncio.get_running_loop().create_future()
+def _closed() -> Refusal:
+    return Refusal(Code.UNAVAILABLE, "the mailbox is closed")
 
 
 def _do(database: Database, jobs: list[_Job]) -> None:
     """Give each job its result or its error."""
-    if not _try_together(database, jobs):
-        for job in jobs:
-            _try_together(database, [job])
+    if len(jobs) > 1 and _try_together(database, jobs):
+        return
+    for job in jobs:
+        job.result, job.error = None, None
+        try:
+            job.result = _run_alone(database, job.work, job.must_last, job.begins)
+        except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
+            job.error = error
 
 
 def _try_together(database: Database, jobs: list[_Job]) -> bool:
@@ -124,7 +129,6 @@ def _try_together(database: Database, jobs: list[_Job]) -> bool:
         database.sync_commits(any(job.must_last for job in jobs))
         database.begin()
         for job in jobs:
-            job.result, job.error = None, None
             before = database.changed_rows()
             try:
                 job.result = job.work()
@@ -133,14 +137,27 @@ def _try_together(database: Database, jobs: list[_Job]) -> bool:
                 if database.changed_rows() != before:
                     raise
         database.commit()
-    except Exception as error:  # noqa: BLE001 - callers are told; a thread that ended would leave them waiting
+    except Exception:  # noqa: BLE001 - whose fault it was shows when each runs alone
         with contextlib.suppress(Exception):
             database.rollback()
-        if len(jobs) > 1:
-            return False
-        told = Refusal(Code.CONFLICT, str(error)) if isinstance(error, ConstraintViolated) else error
-        jobs[0].error = jobs[0].error or told
+        return False
     return True
+
+
+def _run_alone(database: Database, work: Callable[[], T], must_last: bool, begins: bool) -> T:
+    try:
+        database.sync_commits(must_last)
+        if begins:
+            database.begin()
+        result = work()
+        database.commit()
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            database.rollback()
+        if isinstance(error, ConstraintViolated):
+            raise Refusal(Code.CONFLICT, str(error)) from None
+        raise
+    return result
 
 
 def _answer(jobs: list[_Job]) -> None:

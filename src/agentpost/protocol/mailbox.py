@@ -178,11 +178,28 @@ class MailboxMessage(msgspec.Struct, frozen=True, kw_only=True):
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        if not self.extra:
+            return
         # A field has one value: what this type names itself is never read from the leftovers as well.
         spellings = _spellings(type(self))
         if not spellings.keys().isdisjoint(self.extra):
             kept = {name: value for name, value in self.extra.items() if name not in spellings}
             msgspec.structs.force_setattr(self, "extra", kept)
+
+
+class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A message without unknown fields, in snake_case: msgspec reads and writes it without a detour."""
+
+    msg_id: str
+    sender: str = msgspec.field(name="from")
+    to: str
+    payload: str
+    created_at: int
+    attempt: int
+    protocol_version: str | None = None
+
+
+_PLAIN: Final = msgspec.json.Decoder(_Plain)
 
 
 class DeadLetterEntry(MailboxMessage, frozen=True, kw_only=True):
@@ -239,16 +256,42 @@ def decode_message(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Mailbo
 
 def encode_message(message: MailboxMessage, *, case: WireCase = WireCase.SNAKE) -> bytes:
     """Write one message as JSON, unknown fields included, under the names that the reader prefers."""
-    return msgspec.json.encode(to_wire(message, case=case))
+    if message.extra or case is WireCase.CAMEL:
+        return msgspec.json.encode(to_wire(message, case=case))
+    plain = _Plain(
+        message.msg_id,
+        message.sender,
+        message.to,
+        message.payload,
+        message.created_at,
+        message.attempt,
+        message.protocol_version,
+    )
+    return msgspec.json.encode(plain)
 
 
 def restored_message(data: bytes, *, attempt: int) -> MailboxMessage:
     """A message as `encode_message` wrote it in snake_case, at a later attempt. What was checked once is not again."""
+    try:
+        plain = _PLAIN.decode(data)
+    except msgspec.ValidationError:
+        return _restored_with_extra(data, attempt)
+    return MailboxMessage(
+        msg_id=plain.msg_id,
+        sender=plain.sender,
+        to=plain.to,
+        payload=plain.payload,
+        created_at=plain.created_at,
+        attempt=attempt,
+        protocol_version=plain.protocol_version,
+    )
+
+
+def _restored_with_extra(data: bytes, attempt: int) -> MailboxMessage:
     fields: dict[str, Any] = msgspec.json.decode(data)
     known = {name: fields.pop(name) for name in _wire_names(MailboxMessage).values() if name in fields}
     known["attempt"] = attempt
-    if fields:
-        known["extra"] = fields
+    known["extra"] = fields
     return msgspec.convert(known, MailboxMessage)
 
 

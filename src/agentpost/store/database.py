@@ -27,7 +27,10 @@ __all__ = ["ConstraintViolated", "Database", "FileKind", "Row", "check_sqlite_ve
 _OLDEST_SQLITE: Final = (3, 51, 3)
 _BUSY_TIMEOUT_MS: Final = 5_000
 _LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
-_SHARED_CHECKPOINT_PAGES: Final = 1_000
+_SHARED_CHECKPOINT_PAGES: Final = 2_000
+
+_SYNC: Final = "PRAGMA synchronous = FULL"
+_NO_SYNC: Final = "PRAGMA synchronous = NORMAL"
 
 Row = tuple[Any, ...]
 Packed: TypeAlias = "Sequence[bytes] | Sequence[str] | array[int]"
@@ -159,7 +162,8 @@ class Database:
         """
         if wanted is not self._syncs:
             with translated:
-                self._connection.pragma("synchronous", "FULL" if wanted else "NORMAL")
+                # SQLite obeys when it reads the statement, not when it runs it: one that is kept does nothing.
+                self._connection.execute(_SYNC if wanted else _NO_SYNC, can_cache=False)
             self._syncs = wanted
 
     def begin(self) -> None:
@@ -181,13 +185,17 @@ class Database:
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> None:
         self.writes += 1
-        with translated:
+        try:
             self._connection.execute(sql, values)
+        except apsw.Error as error:
+            raise _in_our_words(error) from None
 
     def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         self.writes += 1
-        with translated:
+        try:
             self._connection.executemany(sql, rows)
+        except apsw.Error as error:
+            raise _in_our_words(error) from None
 
     def run_packed(self, sql: str, values: Sequence[Any], packed: Packed) -> None:
         """Run a statement whose last parameter is an array that SQLite reads by itself, without Python in between."""
@@ -210,12 +218,16 @@ class Database:
             self.rollback()
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        with translated:
+        try:
             return self._connection.execute(sql, values).fetchall()
+        except apsw.Error as error:
+            raise _in_our_words(error) from None
 
     def row(self, sql: str, values: Sequence[Any] = ()) -> Row | None:
-        with translated:
+        try:
             return self._connection.execute(sql, values).fetchone()
+        except apsw.Error as error:
+            raise _in_our_words(error) from None
 
     def value(self, sql: str, values: Sequence[Any] = ()) -> Any:
         """The first column of the first row, None if there is no row or if it is NULL."""

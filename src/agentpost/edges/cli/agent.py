@@ -11,7 +11,6 @@ from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
-from agentpost.edges.outside import OutsideClient
 
 __all__ = ["agent_app"]
 
@@ -39,6 +38,9 @@ def accept(
 
     `agentpost mcp --credentials FILE` serves the agent's post from it to a model.
     """
+
+    # Only here: it brings cryptography, which other commands need not wait for.
+    from agentpost.edges.outside import OutsideClient
 
     async def take() -> tuple[str, ...]:
         accepting = OutsideClient.accept(credentials.expanduser(), url=url, agent_id=agent, invite_token=token)

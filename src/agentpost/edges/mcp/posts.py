@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from agentpost.edges.async_operator_client import AsyncOperatorClient
 from agentpost.edges.operations import OPERATIONS
-from agentpost.edges.operator_client import AsyncOperatorClient, path_of
+from agentpost.edges.operator_client import path_of
 
 __all__ = ["LocalPost", "Post"]
 

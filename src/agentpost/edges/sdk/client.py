@@ -22,8 +22,9 @@ from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.sent import SentMessage
 from agentpost.delivery.trace import TraceStep
+from agentpost.edges.async_operator_client import AsyncOperatorClient
 from agentpost.edges.mailbox.connecting import gateway_mailbox
-from agentpost.edges.operator_client import AsyncOperatorClient, path_of
+from agentpost.edges.operator_client import path_of
 from agentpost.edges.sdk.tasks import TaskCalls
 from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal

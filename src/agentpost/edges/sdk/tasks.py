@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentpost.edges.operator_client import AsyncOperatorClient, path_of
+from agentpost.edges.async_operator_client import AsyncOperatorClient
+from agentpost.edges.operator_client import path_of
 from agentpost.protocol.payloads import Priority
 from agentpost.work.offering import Offered
 from agentpost.work.tasks import Moved, Role, TaskLine, TaskView
