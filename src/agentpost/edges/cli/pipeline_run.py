@@ -189,8 +189,8 @@ def sql(
     """Ask the tables: `show views` lists them, `describe lifecycle` shows the columns of one."""
     files, tables = places(lake, warehouse)
     version = tables.require()
+    from agentpost.pipeline.hours import SMALL_EVENTS
     from agentpost.pipeline.params import Params
-    from agentpost.pipeline.run import SMALL_EVENTS
     from agentpost.pipeline.session import spark_session
     from agentpost.pipeline.sql import query as ask
     from agentpost.pipeline.sql import register_tables
