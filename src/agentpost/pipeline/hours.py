@@ -16,22 +16,24 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from agentpost.pipeline.brief import SMALL_EVENTS
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, in_one_part, local_frame
 from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
+from agentpost.pipeline.session import BRIEF_PLANS
 from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
 from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
 from agentpost.pipeline.writing import TableWriter, side_by_side
 
-__all__ = ["MOST_DELTAS", "SMALL_EVENTS", "Catalog", "HourTables", "plans_for"]
+__all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
 
 # From so many files on that hold the silver of an hour, they are merged.
 MOST_DELTAS: Final = 6
-SMALL_EVENTS: Final = 300_000
 # What is made of fewer rows is made by one task, and written by the driver.
 FEW_ROWS: Final = 100_000
+# Little data: one partition and no second thoughts, which cost a job for every stage.
 _SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
 _NAMES: Final = pa.schema([("name_hash", pa.int64()), ("name", pa.string())])
 
@@ -77,7 +79,8 @@ class HourTables:
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
             return self._writer.write(_silver(table), partials, few=few)
 
-        written = side_by_side(write, self._catalog.silver)
+        with _plans_for(self._spark, small=_is_small(intake), few=few):
+            written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
         return frozenset(hour for files in written for file in files for hour in members(file.hours))
 
@@ -100,7 +103,8 @@ class HourTables:
             files = self._writer.write(table.name, rows.coalesce(1) if _is_small(intake) else rows, few=few)
             self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
 
-        side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
+        with _plans_for(self._spark, small=_is_small(intake), few=few):
+            side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
 
     def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
         """All that is known of the touched hours, a row for each key."""
@@ -158,10 +162,11 @@ def _is_small(intake: Intake) -> bool:
 
 
 @contextmanager
-def plans_for(spark: SparkSession, intake: Intake) -> Generator[None]:
-    """Plans for little data: one partition and no second thoughts, which cost a job for every stage."""
-    before = {name: spark.conf.get(name) for name in _SMALL_PLANS}
-    for name, value in _SMALL_PLANS.items() if _is_small(intake) else ():
+def _plans_for(spark: SparkSession, *, small: bool, few: bool) -> Generator[None]:
+    """Plans that fit how much there is: few rows are walked through as they are, without code written for them."""
+    wanted = {**(_SMALL_PLANS if small else {}), **(BRIEF_PLANS if few else {})}
+    before = {name: spark.conf.get(name) for name in wanted}
+    for name, value in wanted.items():
         spark.conf.set(name, value)
     try:
         yield

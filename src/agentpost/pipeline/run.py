@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from agentpost.lake.schema import FACTS
 from agentpost.pipeline.checking import Claim, Verdict, check_segment
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.hours import MOST_DELTAS, SMALL_EVENTS, Catalog, HourTables, plans_for
+from agentpost.pipeline.hours import MOST_DELTAS, Catalog, HourTables
 from agentpost.pipeline.intake import (
     CHANGE_LOGS,
     FINDINGS,
@@ -39,14 +39,12 @@ from agentpost.pipeline.warehouse import DataFile, Version, Warehouse
 from agentpost.pipeline.workers import check_in_workers
 from agentpost.pipeline.writing import TableWriter
 
-__all__ = ["LOCK", "PHASES", "RunOptions", "RunResult", "is_brief", "run_batch"]
+__all__ = ["LOCK", "PHASES", "RunOptions", "RunResult", "run_batch"]
 
 # When a run may be cut off, in order; tests do it at each.
 PHASES: Final = ("begun", "taken_in", "silver", "hour_gold", "fleet_gold", "version", "pointer", "pruned")
 # Less than this is checked faster here than it is handed to workers.
 CHECK_HERE_BYTES: Final = 24 * 1024 * 1024
-# What a sealed event takes in its segment, about.
-_EVENT_BYTES: Final = 200
 LOCK: Final = "LOCK"
 _LOCAL_TABLES: Final = {
     "segments": SEGMENTS,
@@ -93,14 +91,6 @@ def run_batch(
         return _Batch(spark, lake, warehouse, options, catalog or Catalog(), at_phase).run()
 
 
-def is_brief(lake: Files, warehouse: Warehouse, *, full: bool) -> bool:
-    """Whether there is so little to take in that a session for it should not be made for speed."""
-    version = None if full else warehouse.current()
-    known = set(warehouse.read(version, "segments", SEGMENTS, columns=["path"])["path"].to_pylist())
-    waiting = sum(item.size for item in lake.listing("outbox") if item.name not in known)
-    return waiting < SMALL_EVENTS * _EVENT_BYTES
-
-
 class _Batch:
     """A run under way: what it has so far."""
 
@@ -134,13 +124,12 @@ class _Batch:
         with self._timed("intake"):
             new, intake = self._take_in()
         self._at_phase("taken_in")
-        with plans_for(self._spark, intake):
-            with self._timed("silver"):
-                touched = hours.build_silver(self._lake, intake)
-            self._at_phase("silver")
-            with self._timed("hour_gold"):
-                hours.build_gold(touched, intake, self._segments, self._facts)
-            self._at_phase("hour_gold")
+        with self._timed("silver"):
+            touched = hours.build_silver(self._lake, intake)
+        self._at_phase("silver")
+        with self._timed("hour_gold"):
+            hours.build_gold(touched, intake, self._segments, self._facts)
+        self._at_phase("hour_gold")
         with self._timed("fleet_gold"):
             self._build_fleet_gold(intake)
         self._at_phase("fleet_gold")

@@ -7,19 +7,22 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Mapping
+from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentpost.pipeline.java import Archive, class_archive, find_java, java_home
+from agentpost.pipeline.training import start_training
 from agentpost.protocol.errors import Code, Refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
+__all__ = ["BRIEF_PLANS", "LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
 
 LOCAL: Final = "local[*]"
 _HEAP_MB: Final = 2560
@@ -44,6 +47,8 @@ _SETTINGS: Final = {
     "spark.hadoop.parquet.summary.metadata.level": "NONE",
     # Pages and row groups small enough that an hour can be read without its neighbours.
     "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
+    # A run has some 250 classes written for its queries. What is not kept is written and compiled anew by the next run.
+    "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.sql.autoBroadcastJoinThreshold": str(32 * 1024 * 1024),
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",
@@ -52,7 +57,7 @@ _SETTINGS: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # Little data: to write code for a query, and to compile it well, takes longer than to walk the plan as it is.
-_BRIEF_SETTINGS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+BRIEF_PLANS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _BRIEF_JAVA: Final = ("-XX:TieredStopAtLevel=1",)
 _ASKED_OFTEN: Final = {
     "org.apache.spark.sql.functions": ("col", "lit", "when", "coalesce", "expr", "sum", "min", "max", "struct"),
@@ -82,13 +87,13 @@ def open_session(
     master: str = LOCAL,
     settings: Mapping[str, str] | None = None,
     java_options: tuple[str, ...] = (),
-    train: bool = True,
+    train: bool = False,
     brief: bool = False,
 ) -> "SparkSession":
     """A session that is ready for work. One a process; end it with `stop_session`.
 
-    `train`: write the class archive when it ends, if there is none yet. `brief`: what it will do is over before code
-    that was compiled for it would pay.
+    `train`: write the class archive when it ends, if there is none yet; that takes long. `brief`: what it will do is
+    over before code that was compiled for it would pay.
     """
     require_spark()
     import pyspark
@@ -118,7 +123,7 @@ def open_session(
     chosen = {
         **_SETTINGS,
         **_FORGETFUL,
-        **(_BRIEF_SETTINGS if brief else {}),
+        **(BRIEF_PLANS if brief else {}),
         "spark.driver.memory": f"{_HEAP_MB}m",
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
@@ -127,6 +132,8 @@ def open_session(
     }
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    # While the JVM starts there is nothing to do here: time for what takes long to import.
+    threading.Thread(target=import_module, args=("agentpost.pipeline.run",), name="imports", daemon=True).start()
     try:
         # Spark's scripts ask the environment; what this process starts later is not to find our Java there.
         with _environment(JAVA_HOME=str(java_home(java)), SPARK_LAUNCHER_OPTS=_LAUNCHER):
@@ -188,12 +195,14 @@ def stop_session(spark: "SparkSession") -> None:
 def spark_session(
     *, master: str = LOCAL, settings: Mapping[str, str] | None = None, brief: bool = False
 ) -> Generator["SparkSession"]:
-    """A session for as long as the block runs."""
+    """A session for as long as the block runs. If there is no class archive yet, somebody else writes it afterwards."""
     spark = open_session(master=master, settings=settings, brief=brief)
+    archive = _archives[id(spark)]
     try:
         yield spark
     finally:
         stop_session(spark)
+        start_training(archive)
 
 
 @contextlib.contextmanager
