@@ -22,7 +22,6 @@ from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, in
 from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
-from agentpost.pipeline.session import BRIEF_PLANS
 from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
 from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
 from agentpost.pipeline.writing import TableWriter, side_by_side
@@ -79,7 +78,7 @@ class HourTables:
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
             return self._writer.write(_silver(table), partials, few=few)
 
-        with _plans_for(self._spark, small=_is_small(intake), few=few):
+        with _plans_for(self._spark, small=_is_small(intake)):
             written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
         return frozenset(hour for files in written for file in files for hour in members(file.hours))
@@ -103,7 +102,7 @@ class HourTables:
             files = self._writer.write(table.name, rows.coalesce(1) if _is_small(intake) else rows, few=few)
             self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
 
-        with _plans_for(self._spark, small=_is_small(intake), few=few):
+        with _plans_for(self._spark, small=_is_small(intake)):
             side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
 
     def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
@@ -162,9 +161,9 @@ def _is_small(intake: Intake) -> bool:
 
 
 @contextmanager
-def _plans_for(spark: SparkSession, *, small: bool, few: bool) -> Generator[None]:
-    """Plans that fit how much there is: few rows are walked through as they are, without code written for them."""
-    wanted = {**(_SMALL_PLANS if small else {}), **(BRIEF_PLANS if few else {})}
+def _plans_for(spark: SparkSession, *, small: bool) -> Generator[None]:
+    """Plans that fit how much there is."""
+    wanted = _SMALL_PLANS if small else {}
     before = {name: spark.conf.get(name) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

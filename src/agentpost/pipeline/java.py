@@ -29,7 +29,7 @@ _SHIM: Final = """#!/bin/sh
 for word do
   shift
   case "$word" in
-    --add-modules=jdk.incubator.vector) ;;
+    --add-modules=jdk.incubator.vector{gone}) ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -112,7 +112,9 @@ def java_home(java: Java) -> Path:
     """A JAVA_HOME for Spark whose `bin/java` starts this Java."""
     home = cache_directory() / "java" / f"{java.major}-{_digest(str(java.executable))}"
     script = home / "bin" / "java"
-    text = _SHIM.format(java=_quoted(str(java.executable)))
+    # Spark opens a package that new ones have no more, of which the JVM warns at each start.
+    gone = " | --add-opens=java.base/sun.security.action=ALL-UNNAMED" if java.major >= _AOT_CACHE else ""
+    text = _SHIM.format(java=_quoted(str(java.executable)), gone=gone)
     if not script.exists() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
         draft = script.with_name(f"java.{os.getpid()}")

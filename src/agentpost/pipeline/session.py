@@ -22,7 +22,7 @@ from agentpost.protocol.errors import Code, Refusal
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["BRIEF_PLANS", "LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
+__all__ = ["LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
 
 LOCAL: Final = "local[*]"
 _HEAP_MB: Final = 2560
@@ -57,7 +57,7 @@ _SETTINGS: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # Little data: to write code for a query, and to compile it well, takes longer than to walk the plan as it is.
-BRIEF_PLANS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_BRIEF_SETTINGS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _BRIEF_JAVA: Final = ("-XX:TieredStopAtLevel=1",)
 _ASKED_OFTEN: Final = {
     "org.apache.spark.sql.functions": ("col", "lit", "when", "coalesce", "expr", "sum", "min", "max", "struct"),
@@ -109,7 +109,8 @@ def open_session(
         "-XX:+UseParallelGC",
         # Room for the classes of Spark, and for what is made while it starts: else each step is a collection.
         "-XX:MetaspaceSize=256m",
-        "-Xms768m",
+        # A heap that somebody else chose may be smaller than this, and a JVM that cannot have it does not start.
+        *(() if "spark.driver.memory" in (settings or {}) else ("-Xms768m",)),
         # Spark writes one method for a whole stage; unless told so, the JVM leaves large ones uncompiled.
         "-XX:-DontCompileHugeMethods",
         "-Xlog:disable",
@@ -123,7 +124,7 @@ def open_session(
     chosen = {
         **_SETTINGS,
         **_FORGETFUL,
-        **(BRIEF_PLANS if brief else {}),
+        **(_BRIEF_SETTINGS if brief else {}),
         "spark.driver.memory": f"{_HEAP_MB}m",
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
