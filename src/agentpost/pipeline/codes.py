@@ -10,6 +10,7 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
+from agentpost.pipeline.places import OUTBOX_MASK, SEQ_BITS, SEQ_MASK
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
 from agentpost.protocol.routing import Decision
@@ -64,13 +65,6 @@ ROUTES: Final[Mapping[str, int]] = {
     "answer": 16,
 }
 
-# A place is an outbox and a seq in one number: 23 bits of a hash over (node, epoch), 40 of the seq. It sorts by seq
-# within an outbox. Whoever turns it back into names looks the outbox up among those of the node in question, so that
-# two of them would have to share a node and 23 bits to be taken for each other.
-_SEQ_BITS: Final = 40
-_OUTBOX_MASK: Final = (1 << 23) - 1
-_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
-
 
 def code_of(text: Column, codes: Mapping[str, int], *, other: int | None = None) -> Column:
     """The number of a text; null for null, `other` for one that is not known."""
@@ -114,16 +108,16 @@ def name_hash(name: Column) -> Column:
 
 def place_of(node: Column, epoch: Column, seq: Column) -> Column:
     """Where an event stands: its outbox and its seq."""
-    return sf.shiftleft(outbox_code(node, epoch), _SEQ_BITS).bitwiseOR(seq)
+    return sf.shiftleft(outbox_code(node, epoch), SEQ_BITS).bitwiseOR(seq)
 
 
 def outbox_code(node: Column, epoch: Column) -> Column:
-    return sf.xxhash64(node, epoch).bitwiseAND(sf.lit(_OUTBOX_MASK))
+    return sf.xxhash64(node, epoch).bitwiseAND(sf.lit(OUTBOX_MASK))
 
 
 def outbox_of_place(place: Column) -> Column:
-    return sf.shiftright(place, _SEQ_BITS)
+    return sf.shiftright(place, SEQ_BITS)
 
 
 def seq_of_place(place: Column) -> Column:
-    return place.bitwiseAND(sf.lit(_SEQ_MASK))
+    return place.bitwiseAND(sf.lit(SEQ_MASK))

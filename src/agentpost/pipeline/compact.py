@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from agentpost.pipeline.frames import frame_of
+from agentpost.pipeline.hours import Catalog
 from agentpost.pipeline.ranges import members
-from agentpost.pipeline.run import LOCK, Catalog
+from agentpost.pipeline.run import LOCK
 from agentpost.pipeline.tables import SilverTable
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours
 from agentpost.pipeline.writing import TableWriter, side_by_side
@@ -63,7 +64,7 @@ def compact(
             tables[name] = _joined(spark, warehouse, writer, name, tables.get(name, ()))
 
         side_by_side(merge, catalog.silver)
-        side_by_side(join, [table.name for table in catalog.gold if table.scope == "hour"])
+        side_by_side(join, [table.name for table in catalog.gold])
         at_phase("compact_written")
         after = replace(
             before,

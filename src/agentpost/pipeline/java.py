@@ -1,8 +1,8 @@
 """Java for Spark: the one that is installed, else the one from PyPI; and its class archive, made once.
 
-Starting Spark means loading ten thousand classes. The JVM can keep them ready to use in a file: the first session
-writes it when it ends, all later ones start in half the time. An archive is only ever a help: if it is missing, old
-or broken, the JVM goes on without it.
+Starting Spark means loading ten thousand classes. The JVM can keep them ready to use in a file, which `training`
+writes once; whoever comes later starts in half the time. An archive is only ever a help: if it is missing, old or
+broken, the JVM goes on without it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["Archive", "Java", "cache_directory", "class_archive", "find_java", "java_home"]
+__all__ = ["Archive", "Java", "cache_directory", "class_archive", "find_java", "is_being_written", "java_home"]
 
 OLDEST: Final = 17
 # From this one on the JVM writes its archive in one step, with profiles and linked classes in it.
@@ -29,7 +29,7 @@ _SHIM: Final = """#!/bin/sh
 for word do
   shift
   case "$word" in
-    --add-modules=jdk.incubator.vector) ;;
+    --add-modules=jdk.incubator.vector{gone}) ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -54,7 +54,8 @@ class Archive(NamedTuple):
 
     def keep(self) -> bool:
         """Take what the JVM wrote into use; whether there was anything."""
-        if self.draft is None or not self.draft.exists():
+        # An empty one only says that somebody is at it.
+        if self.draft is None or not self.draft.exists() or not self.draft.stat().st_size:
             return False
         self.draft.replace(self.file)
         return True
@@ -111,7 +112,9 @@ def java_home(java: Java) -> Path:
     """A JAVA_HOME for Spark whose `bin/java` starts this Java."""
     home = cache_directory() / "java" / f"{java.major}-{_digest(str(java.executable))}"
     script = home / "bin" / "java"
-    text = _SHIM.format(java=_quoted(str(java.executable)))
+    # Spark opens a package that new ones have no more, of which the JVM warns at each start.
+    gone = " | --add-opens=java.base/sun.security.action=ALL-UNNAMED" if java.major >= _AOT_CACHE else ""
+    text = _SHIM.format(java=_quoted(str(java.executable)), gone=gone)
     if not script.exists() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
         draft = script.with_name(f"java.{os.getpid()}")
@@ -139,6 +142,12 @@ def class_archive(java: Java, spark: Path) -> Archive:
     draft = file.with_suffix(f".{os.getpid()}.draft")
     write = f"-XX:AOTCacheOutput={draft}" if kind == "aot" else f"-XX:ArchiveClassesAtExit={draft}"
     return Archive((write,), draft, file)
+
+
+def is_being_written(archive: Archive) -> bool:
+    """Whether another process is at it."""
+    drafts = archive.file.parent.glob(f"{archive.file.stem}.*.draft*")
+    return any(path != archive.draft and _is_alive(path.name.split(".")[1]) for path in drafts)
 
 
 def _drop_old(directory: Path) -> None:

@@ -7,13 +7,16 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Mapping
+from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentpost.pipeline.java import Archive, class_archive, find_java, java_home
+from agentpost.pipeline.training import start_training
 from agentpost.protocol.errors import Code, Refusal
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ _SETTINGS: Final = {
     "spark.hadoop.parquet.summary.metadata.level": "NONE",
     # Pages and row groups small enough that an hour can be read without its neighbours.
     "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
+    # A run has some 250 classes written for its queries. What is not kept is written and compiled anew by the next run.
+    "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.sql.autoBroadcastJoinThreshold": str(32 * 1024 * 1024),
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",
@@ -82,13 +87,13 @@ def open_session(
     master: str = LOCAL,
     settings: Mapping[str, str] | None = None,
     java_options: tuple[str, ...] = (),
-    train: bool = True,
+    train: bool = False,
     brief: bool = False,
 ) -> "SparkSession":
     """A session that is ready for work. One a process; end it with `stop_session`.
 
-    `train`: write the class archive when it ends, if there is none yet. `brief`: what it will do is over before code
-    that was compiled for it would pay.
+    `train`: write the class archive when it ends, if there is none yet; that takes long. `brief`: what it will do is
+    over before code that was compiled for it would pay.
     """
     require_spark()
     import pyspark
@@ -104,7 +109,8 @@ def open_session(
         "-XX:+UseParallelGC",
         # Room for the classes of Spark, and for what is made while it starts: else each step is a collection.
         "-XX:MetaspaceSize=256m",
-        "-Xms768m",
+        # A heap that somebody else chose may be smaller than this, and a JVM that cannot have it does not start.
+        *(() if "spark.driver.memory" in (settings or {}) else ("-Xms768m",)),
         # Spark writes one method for a whole stage; unless told so, the JVM leaves large ones uncompiled.
         "-XX:-DontCompileHugeMethods",
         "-Xlog:disable",
@@ -127,6 +133,8 @@ def open_session(
     }
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    # While the JVM starts there is nothing to do here: time for what takes long to import.
+    threading.Thread(target=import_module, args=("agentpost.pipeline.run",), name="imports", daemon=True).start()
     try:
         # Spark's scripts ask the environment; what this process starts later is not to find our Java there.
         with _environment(JAVA_HOME=str(java_home(java)), SPARK_LAUNCHER_OPTS=_LAUNCHER):
@@ -188,12 +196,14 @@ def stop_session(spark: "SparkSession") -> None:
 def spark_session(
     *, master: str = LOCAL, settings: Mapping[str, str] | None = None, brief: bool = False
 ) -> Generator["SparkSession"]:
-    """A session for as long as the block runs."""
+    """A session for as long as the block runs. If there is no class archive yet, somebody else writes it afterwards."""
     spark = open_session(master=master, settings=settings, brief=brief)
+    archive = _archives[id(spark)]
     try:
         yield spark
     finally:
         stop_session(spark)
+        start_training(archive)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
 """Every table there is, as values: what a runner has to compute, in which order and from what.
 
-Knows neither files nor versions: a table is a function of DataFrames.
+Knows neither files nor versions: a table is a function of DataFrames, or of small tables for the fleet's.
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from agentpost.pipeline.gold import (
@@ -24,11 +25,12 @@ from agentpost.pipeline.gold import (
     throughput,
 )
 from agentpost.pipeline.gold import tasks as gold_tasks
+from agentpost.pipeline.gold.fleet import FleetInputs
 from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.params import Params
 from agentpost.pipeline.silver import deliveries, minutes, names, tasks
 
-__all__ = ["GOLD", "SILVER", "GoldInputs", "GoldTable", "Params", "SilverTable"]
+__all__ = ["FLEET", "GOLD", "SILVER", "FleetInputs", "FleetTable", "GoldInputs", "GoldTable", "Params", "SilverTable"]
 
 
 class SilverTable(NamedTuple):
@@ -45,11 +47,18 @@ class SilverTable(NamedTuple):
 
 
 class GoldTable(NamedTuple):
-    """One table for readers. A table of scope "hour" has an int column `hour`; only touched hours are computed."""
+    """One table for readers with an int column `hour`; only touched hours are computed."""
 
     name: str
-    scope: Literal["hour", "fleet"]
     build: Callable[[GoldInputs], DataFrame]
+
+
+class FleetTable(NamedTuple):
+    """One small table for readers about the whole fleet, made anew by every run from tables of the hours."""
+
+    name: str
+    schema: pa.Schema
+    build: Callable[[FleetInputs], pa.Table]
 
 
 SILVER: Final = (
@@ -60,21 +69,24 @@ SILVER: Final = (
 )
 
 GOLD: Final = (
-    GoldTable("lifecycle", "hour", lifecycle.build),
-    GoldTable("tasks", "hour", gold_tasks.build),
-    GoldTable("latency", "hour", latency.build),
-    GoldTable("throughput", "hour", throughput.build),
-    GoldTable("rates", "hour", rates.build),
-    GoldTable("delivery_minutes", "hour", delivery_minutes.build),
-    GoldTable("open_deliveries", "hour", open_deliveries.build),
-    GoldTable("delivery_findings", "hour", delivery_findings.build),
-    GoldTable("routing_misses", "hour", reviews.routing_misses),
-    GoldTable("names", "hour", names_table.build),
-    GoldTable("ack_lag", "fleet", cursors.ack_lag),
-    GoldTable("watermarks", "fleet", cursors.watermarks),
-    GoldTable("backlog", "fleet", backlog.build),
-    GoldTable("slo", "fleet", slo.build),
-    GoldTable("integrity", "fleet", integrity.integrity),
-    GoldTable("observed", "fleet", integrity.observed),
-    GoldTable("reviews", "fleet", reviews.build),
+    GoldTable("lifecycle", lifecycle.build),
+    GoldTable("tasks", gold_tasks.build),
+    GoldTable("latency", latency.build),
+    GoldTable("throughput", throughput.build),
+    GoldTable("rates", rates.build),
+    GoldTable("delivery_minutes", delivery_minutes.build),
+    GoldTable("open_deliveries", open_deliveries.build),
+    GoldTable("delivery_findings", delivery_findings.build),
+    GoldTable("routing_misses", reviews.routing_misses),
+    GoldTable("names", names_table.build),
+)
+
+FLEET: Final = (
+    FleetTable("ack_lag", cursors.ACK_LAG, cursors.ack_lag),
+    FleetTable("watermarks", cursors.WATERMARKS, cursors.watermarks),
+    FleetTable("backlog", backlog.BACKLOG, backlog.build),
+    FleetTable("slo", slo.SLO, slo.build),
+    FleetTable("integrity", integrity.FINDINGS, integrity.integrity),
+    FleetTable("observed", integrity.FINDINGS, integrity.observed),
+    FleetTable("reviews", reviews.REVIEWS, reviews.build),
 )

@@ -168,7 +168,12 @@ class Warehouse:
         self, version: Version | None, table: str, schema: pa.Schema | None = None, *, columns: list[str] | None = None
     ) -> pa.Table:
         """A table of a version, with pyarrow alone. The schema is for one without rows."""
-        files = () if version is None else version.tables.get(table, ())
+        return self.rows(() if version is None else version.tables.get(table, ()), schema, columns=columns)
+
+    def rows(
+        self, files: Iterable[DataFile], schema: pa.Schema | None = None, *, columns: list[str] | None = None
+    ) -> pa.Table:
+        """The rows of these files that count, with pyarrow alone."""
         parts: list[pa.Table] = []
         for file in files:
             wanted = columns if columns is None or not file.is_partial else list({*columns, "hour"})

@@ -9,7 +9,8 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.run import Catalog, RunOptions, RunResult, run_batch
+from agentpost.pipeline.hours import Catalog
+from agentpost.pipeline.run import RunOptions, RunResult, run_batch
 from agentpost.pipeline.warehouse import Warehouse
 
 __all__ = ["Freshness", "WatchOptions", "Watched", "watch"]

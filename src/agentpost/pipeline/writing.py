@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
@@ -42,6 +44,11 @@ class TableWriter:
         directory = self._attempt.directory(table + part)
         rows.write.parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
+
+    def write_small(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:
+        """Write rows that the driver has."""
+        self.schemas[table] = from_arrow_schema(rows.schema).json()
+        return self._warehouse.write(self._attempt, table, rows)
 
     def schema(self, table: str) -> StructType:
         return StructType.fromJson(msgspec.json.decode(self.schemas[table]))

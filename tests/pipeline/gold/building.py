@@ -100,41 +100,45 @@ def tables(
     from agentpost.pipeline.frames import local_frame
     from agentpost.pipeline.gold.names import all_names
     from agentpost.pipeline.intake import FINDINGS
-    from agentpost.pipeline.tables import GOLD, SILVER, GoldInputs, Params
+    from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetInputs, FleetTable, GoldInputs, Params
 
     events = bronze(spark, rows)
     silver = Lazy({table.name: partial(table.partials, events) for table in SILVER})
-    told, segments = local_frame(spark, pa.Table.from_pylist(list(facts), schema=FACTS)), segments_of(rows)
+    told, segments = pa.Table.from_pylist(list(facts), schema=FACTS), segments_of(rows)
+    params = Params(now_us=now_us, **settings)
     inputs = GoldInputs(
-        spark=spark,
         silver=silver,
-        hour_gold={},
-        facts=told,
         segments=local_frame(spark, segments),
-        findings=local_frame(spark, FINDINGS.empty_table()),
-        names=all_names(silver["names"], local_frame(spark, segments), told),
-        params=Params(now_us=now_us, **settings),
+        names=local_frame(spark, all_names(silver["names"].toArrow(), segments, told)),
+        params=params,
     )
-    hour_gold = {table.name: partial(table.build, inputs) for table in GOLD if table.scope == "hour"}
-    fleet_inputs = inputs._replace(silver={}, hour_gold=Lazy(hour_gold))
-    fleet = {table.name: partial(table.build, fleet_inputs) for table in GOLD if table.scope == "fleet"}
-    return Lazy(hour_gold | fleet)
+    hour_gold = Lazy({table.name: partial(table.build, inputs) for table in GOLD})
+
+    def hour_rows(name: str, schema: pa.Schema) -> pa.Table:
+        return hour_gold[name].toArrow().select(schema.names).cast(schema)
+
+    fleet_inputs = FleetInputs(hour_rows, told, segments, FINDINGS.empty_table(), params)
+
+    def of_fleet(table: FleetTable) -> "DataFrame":
+        return local_frame(spark, table.build(fleet_inputs).cast(table.schema))
+
+    return Lazy({**hour_gold.makers, **{table.name: partial(of_fleet, table) for table in FLEET}})
 
 
 class Lazy(Mapping[str, "DataFrame"]):
     """Frames that are put together when they are looked at."""
 
     def __init__(self, makers: "Mapping[str, Callable[[], DataFrame]]") -> None:
-        self._makers = makers
+        self.makers = makers
 
     def __getitem__(self, name: str) -> "DataFrame":
-        return self._makers[name]()
+        return self.makers[name]()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
+        return iter(self.makers)
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self.makers)
 
 
 def segments_of(rows: Sequence[Row]) -> pa.Table:

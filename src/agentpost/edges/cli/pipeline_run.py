@@ -71,14 +71,17 @@ def run(
     since_us = None if since is None else time_us_of(since, field="since", now_us=now_us)
     if not files.exists("manifests"):
         raise _no_lake(lake)
-    from agentpost.pipeline.progress import phase_bars
-    from agentpost.pipeline.run import RunOptions, is_brief, run_batch
+    from agentpost.pipeline.brief import is_brief
     from agentpost.pipeline.session import spark_session
 
     start = time.perf_counter()
     brief = is_brief(files, tables, full=full)
     with stderr.status("starting Spark") as status, spark_session(master=master, brief=brief) as spark:
         status.stop()
+        # What takes long to import comes while the JVM starts, not before.
+        from agentpost.pipeline.progress import phase_bars
+        from agentpost.pipeline.run import RunOptions, run_batch
+
         with phase_bars(spark, stderr) as bars:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
             result = run_batch(spark, files, tables, options, at_phase=bars.at_phase)
@@ -189,8 +192,8 @@ def sql(
     """Ask the tables: `show views` lists them, `describe lifecycle` shows the columns of one."""
     files, tables = places(lake, warehouse)
     version = tables.require()
+    from agentpost.pipeline.brief import SMALL_EVENTS
     from agentpost.pipeline.params import Params
-    from agentpost.pipeline.run import SMALL_EVENTS
     from agentpost.pipeline.session import spark_session
     from agentpost.pipeline.sql import query as ask
     from agentpost.pipeline.sql import register_tables

@@ -29,12 +29,11 @@ _ANSWERED_BY: Final = ("accepted_by_min", "accepted_by_max", "outcome_by_min", "
 def build(inputs: GoldInputs) -> DataFrame:
     """One row for each finding: hour, rule, node, epoch, seq, event_id, agent_id, at_us."""
     evidence = _evidence(inputs.params)
-    is_suspect = reduce(lambda one, other: one | other, [holds for _, holds, _, _ in evidence])
     pointed = [
         sf.when(holds, sf.struct(sf.lit(rule).alias("rule"), by.alias("by"), place.alias("place")))
         for rule, holds, by, place in evidence
     ]
-    suspects = inputs.silver["deliveries"].where(sf.col("sends").isNotNull() & sf.coalesce(is_suspect, sf.lit(False)))
+    suspects = inputs.silver["deliveries"].where(sf.col("sends").isNotNull() & _is_suspect(inputs.params))
     found = suspects.select(
         "hour",
         "event_id",
@@ -52,17 +51,31 @@ def build(inputs: GoldInputs) -> DataFrame:
     )
 
 
+def _is_suspect(params: Params) -> Column:
+    """Whether any of the rules below may be broken: true for all that break one, and for few others."""
+    signs = [
+        sf.col("dead_us").isNotNull(),
+        sf.col("forged") > 0,
+        *[~was_asked(sf.col(by)) for by in _ANSWERED_BY],
+        _is_early(params),
+        _is_duplicate(),
+        _is_double(),
+        _is_unaccepted(sf.least("outcome_place", "reply_place")),
+        end_state(params) == STATES[DeliveryState.INCIDENT],
+    ]
+    return sf.coalesce(reduce(lambda one, other: one | other, signs), sf.lit(False))
+
+
 def _evidence(params: Params) -> list[tuple[str, Column, Column, Column]]:
     """Rule, when it is broken, and where that shows: the hash of a node, and the place in one of its outboxes."""
     source, send = sf.col("source"), sf.col("send_place")
     by_end = sf.col("dead_us").isNotNull() & is_ended_by_sender()
     is_expired = sf.col("dead_reason") == DEAD_REASONS["expired"]
     accepted_by = sf.col("accepted_by_max")
-    is_early = sf.col("accepted_us") < sf.col("emitted_us") - sf.lit(params.clock_skew_us)
     first_outcome = sf.least("outcome_place", "reply_place")
     return [
         ("duplicate", _is_duplicate(), source, sf.col("last_send_place")),
-        ("accept_before_emit", is_early & was_asked(accepted_by), accepted_by, sf.col("accept_place")),
+        ("accept_before_emit", _is_early(params) & was_asked(accepted_by), accepted_by, sf.col("accept_place")),
         ("unaccepted_outcome", _is_unaccepted(first_outcome), sf.col("outcome_by_max"), first_outcome),
         ("double_injection", _is_double(), source, send),
         ("wrong_acker", sf.col("forged") > 0, sf.col("forged_by"), sf.col("forged_place")),
@@ -76,6 +89,10 @@ def _evidence(params: Params) -> list[tuple[str, Column, Column, Column]]:
         ("dead_letter", by_end & ~is_expired, source, sf.col("dead_place")),
         ("sla_breach", end_state(params) == STATES[DeliveryState.INCIDENT], source, send),
     ]
+
+
+def _is_early(params: Params) -> Column:
+    return sf.col("accepted_us") < sf.col("emitted_us") - sf.lit(params.clock_skew_us)
 
 
 def _is_duplicate() -> Column:

@@ -1,9 +1,9 @@
-"""What a gold table may be computed from."""
+"""What a gold table of the hours may be computed from."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from agentpost.pipeline.params import Params
 
@@ -11,20 +11,14 @@ __all__ = ["GoldInputs"]
 
 
 class GoldInputs(NamedTuple):
-    """For scope "hour", `silver` holds the merged rows of the touched hours, and `hour_gold` nothing. For scope
-    "fleet", `hour_gold` holds the hour tables of all hours, and `silver` nothing.
+    """`silver` holds the merged rows of the touched hours.
 
-    `facts` has the columns of a change log. `segments` is one row for each segment that is read: node, epoch,
-    first_seq, last_seq, sealed_at_us, sealed_by, start_chain, end_chain, path, newest_us. `findings` is what the intake
-    found wrong: rule, node, epoch, seq, event_id, agent_id, corr_id, at_us, text. All three are of the whole lake.
-    `names` has every name there is, by its hash: name_hash, name.
+    `segments` is one row for each segment of the whole lake that is read: node, epoch, first_seq, last_seq,
+    sealed_at_us, sealed_by, start_chain, end_chain, path, newest_us. `names` has every name there is, by its hash:
+    name_hash, name.
     """
 
-    spark: SparkSession
     silver: Mapping[str, DataFrame]
-    hour_gold: Mapping[str, DataFrame]
-    facts: DataFrame
     segments: DataFrame
-    findings: DataFrame
     names: DataFrame
     params: Params

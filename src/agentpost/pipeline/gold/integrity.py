@@ -3,19 +3,53 @@
 docs/pipeline.md has the precise definition of each rule.
 """
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as sf
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from agentpost.pipeline.gold.inputs import GoldInputs
-from agentpost.pipeline.gold.names import located
-from agentpost.pipeline.gold.tasks import is_late
+from agentpost.pipeline.gold.fleet import FleetInputs, Row, located, selected
+from agentpost.pipeline.gold.task_rows import TASKS, is_late
 
-__all__ = ["OBSERVED", "RULES", "integrity", "observed"]
+__all__ = ["FINDINGS", "OBSERVED", "RULES", "integrity", "observed"]
 
 _HOUR_US: Final = 3_600_000_000
-_FIELDS: Final = ("rule", "node", "epoch", "seq", "event_id", "agent_id", "corr_id", "at_us", "text")
+FINDINGS: Final = pa.schema(
+    [
+        ("rule", pa.string()),
+        ("node", pa.string()),
+        ("epoch", pa.string()),
+        ("seq", pa.int64()),
+        ("event_id", pa.string()),
+        ("agent_id", pa.string()),
+        ("corr_id", pa.string()),
+        ("at_us", pa.int64()),
+        ("text", pa.string()),
+    ]
+)
+_OF_DELIVERIES: Final = pa.schema([field for field in FINDINGS if field.name not in ("corr_id", "text")])
+_OPEN: Final = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("recipient", pa.string()),
+        ("to_node", pa.string()),
+        ("emitted_us", pa.int64()),
+        ("accepted_us", pa.int64()),
+        ("sla_due_us", pa.int64()),
+        ("spoken_us", pa.int64()),
+        ("by", pa.int64()),
+        ("place", pa.int64()),
+    ]
+)
+_ACTIVITY: Final = pa.schema([("node", pa.string()), ("hour", pa.int32()), ("last_us", pa.int64())])
 
 # A sentence for each; {agent}, {event} and {node} are filled in.
 RULES: Final = {
@@ -44,134 +78,127 @@ OBSERVED: Final = {
 }
 
 
-def integrity(inputs: GoldInputs) -> DataFrame:
+def integrity(inputs: FleetInputs) -> pa.Table:
     """One row for each broken rule."""
-    taken_in = inputs.findings.select(*_FIELDS)
-    by_delivery = inputs.hour_gold["delivery_findings"].where(sf.col("rule").isin(*RULES))
-    parts = [
-        _finding(by_delivery, RULES),
-        _finding(_orphans(inputs), RULES),
-        _finding(_black_holes(inputs), RULES),
-        _finding(_regressions(inputs.segments), RULES),
+    open_rows = inputs.hour_rows("open_deliveries", _OPEN)
+    found = [
+        *_of_deliveries(inputs, RULES),
+        *located(_orphans(open_rows, inputs), inputs.segments),
+        *located(_black_holes(open_rows, inputs), inputs.segments),
+        *_regressions(inputs.segments),
     ]
-    for part in parts:
-        taken_in = taken_in.unionByName(part)
-    return taken_in
+    taken_in = inputs.findings.select(FINDINGS.names).cast(FINDINGS)
+    return pa.concat_tables([taken_in, _table(found, RULES)])
 
 
-def observed(inputs: GoldInputs) -> DataFrame:
+def observed(inputs: FleetInputs) -> pa.Table:
     """One row for each thing that no rule forbids and somebody may want to know."""
-    rows = _finding(inputs.hour_gold["delivery_findings"].where(sf.col("rule").isin(*OBSERVED)), OBSERVED)
-    for part in (_missed_slas(inputs), _late_tasks(inputs), _failed_tasks(inputs)):
-        rows = rows.unionByName(_finding(part, OBSERVED))
-    return rows
+    found = [
+        *_of_deliveries(inputs, OBSERVED),
+        *located(_missed_slas(inputs), inputs.segments),
+        *located(_late_and_failed_tasks(inputs), inputs.segments),
+    ]
+    return _table(found, OBSERVED)
 
 
-def _orphans(inputs: GoldInputs) -> DataFrame:
+def _of_deliveries(inputs: FleetInputs, rules: Mapping[str, str]) -> list[Row]:
+    named = pa.array(list(rules), pa.string())
+    return selected(inputs.hour_rows("delivery_findings", _OF_DELIVERIES), pc.field("rule").isin(named))
+
+
+def _orphans(open_rows: pa.Table, inputs: FleetInputs) -> Iterator[Row]:
     """What was spoken of for long enough, and never sent."""
-    oldest = inputs.params.now_us - inputs.params.orphan_grace_us
-    rows = inputs.hour_gold["open_deliveries"].where(
-        sf.col("emitted_us").isNull() & (sf.col("spoken_us") < sf.lit(oldest))
-    )
-    return _pointed(rows, "orphan_ack", sf.col("spoken_us"), inputs.segments)
+    oldest = pc.scalar(inputs.params.now_us - inputs.params.orphan_grace_us)
+    rows = selected(open_rows, pc.field("emitted_us").is_null() & (pc.field("spoken_us") < oldest))
+    return _pointed(rows, "orphan_ack", "spoken_us")
 
 
-def _black_holes(inputs: GoldInputs) -> DataFrame:
+def _black_holes(open_rows: pa.Table, inputs: FleetInputs) -> Iterator[Row]:
     """What a gateway that was there said nothing of: it wrote to its outbox after it, and an hour later again."""
-    limit = sf.lit(inputs.params.black_hole_us)
-    unanswered = inputs.hour_gold["open_deliveries"].where(
-        sf.col("emitted_us").isNotNull()
-        & sf.col("accepted_us").isNull()
-        & (sf.col("emitted_us") + limit < sf.lit(inputs.params.now_us))
+    limit_us = inputs.params.black_hole_us
+    is_old = pc.field("emitted_us") < pc.scalar(inputs.params.now_us - limit_us)
+    unanswered = selected(open_rows, is_old & pc.field("accepted_us").is_null())
+    activity = _activity(inputs) if unanswered else {}
+
+    def was_there(row: Row) -> bool:
+        hours, last_us = activity.get(row["to_node"], ((), 0))
+        # The first hour in which it wrote something, from the hour of the event on.
+        place = bisect_left(hours, row["emitted_us"] // _HOUR_US)
+        return place < len(hours) and last_us >= max(hours[place] * _HOUR_US, row["emitted_us"]) + limit_us
+
+    return _pointed(filter(was_there, unanswered), "black_hole", "emitted_us")
+
+
+def _activity(inputs: FleetInputs) -> dict[str, tuple[list[int], int]]:
+    """The hours in which every node wrote something, in order, and when it last did."""
+    hourly = inputs.hour_rows("throughput", _ACTIVITY).group_by(["node", "hour"]).aggregate([("last_us", "max")])
+    hours: defaultdict[str, list[int]] = defaultdict(list)
+    last_us: dict[str, int] = {}
+    for row in hourly.sort_by("hour").to_pylist():
+        hours[row["node"]].append(row["hour"])
+        last_us[row["node"]] = max(last_us.get(row["node"], 0), row["last_us_max"])
+    return {node: (hours[node], last_us[node]) for node in hours}
+
+
+def _regressions(segments: pa.Table) -> Iterator[Row]:
+    ends = segments.group_by(["node", "epoch"]).aggregate(
+        [("first_seq", "min"), ("last_seq", "max"), ("sealed_at_us", "min")]
     )
-    active = (
-        inputs.hour_gold["throughput"]
-        .groupBy(sf.col("node").alias("_node"))
-        .agg(sf.array_sort(sf.collect_set("hour")).alias("_hours"), sf.max("last_us").alias("_last_us"))
-    )
-    emitted_hour = sf.expr(f"emitted_us div {_HOUR_US}")
-    # The first hour in which it wrote something, from the hour of the event on.
-    seen_hour = sf.array_min(sf.filter("_hours", lambda hour: hour >= emitted_hour))
-    seen_us = sf.greatest(seen_hour.cast("bigint") * sf.lit(_HOUR_US), sf.col("emitted_us"))
-    rows = unanswered.join(active, sf.col("to_node") == sf.col("_node"), how="inner").where(
-        sf.col("_last_us") >= seen_us + limit
-    )
-    return _pointed(rows, "black_hole", sf.col("emitted_us"), inputs.segments)
+    lives = sorted(ends.to_pylist(), key=lambda row: (row["node"], row["epoch"]))
+    for before, after in pairwise(lives):
+        if before["node"] == after["node"] and after["first_seq_min"] <= before["last_seq_max"]:
+            yield {
+                "rule": "regression",
+                "node": after["node"],
+                "epoch": after["epoch"],
+                "seq": after["first_seq_min"],
+                "at_us": after["sealed_at_us_min"],
+            }
 
 
-def _regressions(segments: DataFrame) -> DataFrame:
-    ends = segments.groupBy("node", "epoch").agg(
-        sf.min("first_seq").alias("seq"), sf.max("last_seq").alias("last_seq"), sf.min("sealed_at_us").alias("at_us")
-    )
-    before = sf.lag("last_seq").over(Window.partitionBy("node").orderBy("epoch"))
-    return (
-        ends.withColumn("_before", before)
-        .where(sf.col("seq") <= sf.col("_before"))
-        .select(
-            sf.lit("regression").alias("rule"),
-            "node",
-            "epoch",
-            "seq",
-            _nothing("event_id"),
-            _nothing("agent_id"),
-            "at_us",
-        )
-    )
+def _missed_slas(inputs: FleetInputs) -> Iterator[Row]:
+    is_due = pc.field("sla_due_us") < pc.scalar(inputs.params.now_us)
+    rows = selected(inputs.hour_rows("open_deliveries", _OPEN), is_due & ~pc.field("emitted_us").is_null())
+    return _pointed(rows, "sla_breach", "sla_due_us")
 
 
-def _missed_slas(inputs: GoldInputs) -> DataFrame:
-    rows = inputs.hour_gold["open_deliveries"].where(sf.col("sla_due_us") < sf.lit(inputs.params.now_us))
-    return _pointed(rows.where(sf.col("emitted_us").isNotNull()), "sla_breach", sf.col("sla_due_us"), inputs.segments)
+def _late_and_failed_tasks(inputs: FleetInputs) -> Iterator[Row]:
+    tasks = inputs.hour_rows("tasks", TASKS)
+    for row in selected(tasks, is_late(inputs.params) & ~pc.field("create_place").is_null()):
+        yield _of_task(row, "eta_missed", "eta_us", "create")
+    for row in selected(tasks, ~pc.field("failed_place").is_null()):
+        yield _of_task(row, "task_failed", "ended_us", "failed")
 
 
-def _late_tasks(inputs: GoldInputs) -> DataFrame:
-    rows = inputs.hour_gold["tasks"].where(is_late(inputs.params) & sf.col("create_place").isNotNull())
-    return _task(rows, "eta_missed", sf.col("eta_us"), "created_by_hash", "create_place", inputs.segments)
+def _of_task(row: Row, rule: str, at_us: str, move: str) -> Row:
+    by = {"create": "created_by_hash", "failed": "failed_by_hash"}[move]
+    return {
+        "rule": rule,
+        "by": row[by],
+        "place": row[f"{move}_place"],
+        "corr_id": row["corr_id"],
+        "at_us": row[at_us],
+    }
 
 
-def _failed_tasks(inputs: GoldInputs) -> DataFrame:
-    rows = inputs.hour_gold["tasks"].where(sf.col("failed_place").isNotNull())
-    return _task(rows, "task_failed", sf.col("ended_us"), "failed_by_hash", "failed_place", inputs.segments)
+def _pointed(rows: Iterable[Row], rule: str, at_us: str) -> Iterator[Row]:
+    for row in rows:
+        yield {
+            "rule": rule,
+            "by": row["by"],
+            "place": row["place"],
+            "event_id": row["event_id"],
+            "agent_id": row["recipient"],
+            "at_us": row[at_us],
+        }
 
 
-def _task(rows: DataFrame, rule: str, at_us: Column, by: str, place: str, segments: DataFrame) -> DataFrame:
-    found = rows.select(
-        sf.lit(rule).alias("rule"),
-        sf.col(by).alias("by"),
-        sf.col(place).alias("place"),
-        _nothing("event_id"),
-        _nothing("agent_id"),
-        "corr_id",
-        at_us.alias("at_us"),
-    )
-    return located(found, segments)
+def _table(rows: Iterable[Row], sentences: Mapping[str, str]) -> pa.Table:
+    told = [{name: row.get(name) for name in FINDINGS.names} | {"text": _sentence(row, sentences)} for row in rows]
+    return pa.Table.from_pylist(told, FINDINGS)
 
 
-def _pointed(rows: DataFrame, rule: str, at_us: Column, segments: DataFrame) -> DataFrame:
-    found = rows.select(
-        sf.lit(rule).alias("rule"),
-        "by",
-        "place",
-        "event_id",
-        sf.col("recipient").alias("agent_id"),
-        at_us.alias("at_us"),
-    )
-    return located(found, segments)
-
-
-def _finding(rows: DataFrame, sentences: dict[str, str]) -> DataFrame:
-    corr = sf.col("corr_id") if "corr_id" in rows.columns else sf.lit(None)
-    return rows.withColumn("corr_id", corr.cast("string")).withColumn("text", _sentence(sentences)).select(*_FIELDS)
-
-
-def _sentence(sentences: dict[str, str]) -> Column:
-    text = sf.lit("")
-    for rule, sentence in sentences.items():
-        text = sf.when(sf.col("rule") == rule, sf.lit(sentence)).otherwise(text)
-    for name, column in (("{event}", "event_id"), ("{agent}", "agent_id"), ("{node}", "node")):
-        text = sf.replace(text, sf.lit(name), sf.coalesce(column, sf.lit("")))
-    return text
-
-
-def _nothing(name: str) -> Column:
-    return sf.lit(None).cast("string").alias(name)
+def _sentence(row: Row, sentences: Mapping[str, str]) -> str:
+    event, agent, node = (row.get(name) or "" for name in ("event_id", "agent_id", "node"))
+    text = sentences[row["rule"]]
+    return text.replace("{event}", event).replace("{agent}", agent).replace("{node}", node)

@@ -1,19 +1,31 @@
 """What the hashes in silver stand for: names of nodes, agents and capabilities, and the outboxes that places are in."""
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from agentpost.pipeline.codes import name_hash, outbox_code, outbox_of_place, seq_of_place
+from agentpost.pipeline.hashes import hash_of_name
 
 __all__ = ["all_names", "located", "outboxes", "with_names"]
 
+_NAMING: Final = pa.array(["node", "agent", "capability"])  # topics whose keys are names
 
-def all_names(names: DataFrame | None, segments: DataFrame, facts: DataFrame) -> DataFrame:
-    """Every name there is: `name_hash`, `name`. `names` is the silver table of that name, if there is one."""
-    told = facts.where(sf.col("topic").isin("node", "agent", "capability")).select(sf.col("key").alias("name"))
-    wrote = segments.select(sf.col("node").alias("name"))
-    hashed = told.unionByName(wrote).select(name_hash(sf.col("name")).alias("name_hash"), "name")
-    return (hashed if names is None else hashed.unionByName(names.select("name_hash", "name"))).distinct()
+
+def all_names(names: pa.Table, segments: pa.Table, facts: pa.Table) -> pa.Table:
+    """Every name there is: `name_hash`, `name`. `names` is the silver table of that name."""
+    told = facts.filter(pc.is_in(facts["topic"], value_set=_NAMING))["key"]
+    said = {name: hash_of_name(name) for column in (told, segments["node"]) for name in column.unique().to_pylist()}
+    known = dict(zip(names["name"].to_pylist(), names["name_hash"].to_pylist(), strict=True))
+    found = {name: number for name, number in (said | known).items() if name}
+    return pa.table({"name_hash": pa.array(found.values(), pa.int64()), "name": pa.array(found, pa.string())})
 
 
 def outboxes(segments: DataFrame) -> DataFrame:

@@ -1,63 +1,79 @@
 """`slo`: the two objectives of OBS-3 over four windows, and how fast their budgets burn."""
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
+import math
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sf
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from agentpost.pipeline.gold import backlog
-from agentpost.pipeline.gold.inputs import GoldInputs
+from agentpost.pipeline.gold.fleet import FleetInputs, Row
 
-__all__ = ["WINDOWS", "build"]
+__all__ = ["SLO", "WINDOWS", "build"]
 
-_HOUR_US: Final = 3_600_000_000
+_MINUTES: Final = pa.schema([("minute", pa.int32()), ("in_time", pa.int64()), ("eligible", pa.int64())])
 WINDOWS: Final = {"1h": 1, "6h": 6, "24h": 24, "3d": 72}  # hours, back from now
+SLO: Final = pa.schema(
+    [
+        ("objective", pa.string()),
+        ("window", pa.string()),
+        ("hours", pa.int32()),
+        ("good", pa.int64()),
+        ("total", pa.int64()),
+        ("share", pa.float64()),
+        ("target", pa.float64()),
+        ("burn_rate", pa.float64()),
+        ("is_met", pa.bool_()),
+    ]
+)
 
 
-def build(inputs: GoldInputs) -> DataFrame:
+def build(inputs: FleetInputs) -> pa.Table:
     """One row for each objective and window.
 
     "delivery": `good` of `total` deliveries between online nodes were accepted within the objective. `burn_rate` 1
     means that exactly the share that may be late is late. "backlog": `total` minutes in which a backlog changed, `good`
     of them without an alert; a single alert burns.
     """
-    params = inputs.params
-    named = [sf.struct(sf.lit(name).alias("window"), sf.lit(hours).alias("hours")) for name, hours in WINDOWS.items()]
-    windows = inputs.spark.range(1).select(sf.inline(sf.array(*named)))
-    since = (sf.lit(params.now_us) - sf.col("hours") * sf.lit(_HOUR_US)) / 60_000_000
-    is_within = (sf.col("minute") >= since) & (sf.col("minute") <= sf.lit(params.now_us / 60_000_000))
-    is_recent = sf.col("minute") >= sf.lit((params.now_us - max(WINDOWS.values()) * _HOUR_US) / 60_000_000)
-    deliveries = inputs.hour_gold["delivery_minutes"].where(is_recent)
-    delivery = deliveries.select("minute", sf.col("in_time").alias("good"), sf.col("eligible").alias("total"))
-    waiting = backlog.build(inputs).where(is_recent)
-    quiet = waiting.select("minute", (~sf.col("is_alert")).cast("bigint").alias("good"), sf.lit(1).alias("total"))
+    now_minute = inputs.params.now_us / 60_000_000
+    deliveries = inputs.hour_rows("delivery_minutes", _MINUTES)
+    waiting = backlog.build(inputs)
+    is_quiet = pc.invert(waiting["is_alert"]).cast(pa.int64())
+    quiet = pa.table([waiting["minute"], is_quiet, pa.repeat(1, waiting.num_rows)], names=_MINUTES.names)
+    objectives = (("delivery", deliveries, inputs.params.delivery_objective_share), ("backlog", quiet, 1.0))
     rows = [
-        _windowed(delivery, windows, is_within, "delivery", params.delivery_objective_share),
-        _windowed(quiet, windows, is_within, "backlog", 1.0),
+        _measured(measured, objective, window, target, now_minute)
+        for objective, measured, target in objectives
+        for window in WINDOWS
     ]
-    return rows[0].unionByName(rows[1])
+    return pa.Table.from_pylist(rows, SLO)
 
 
-def _windowed(measured: DataFrame, windows: DataFrame, is_within: Column, objective: str, target: float) -> DataFrame:
-    found = (
-        sf.broadcast(windows)
-        .join(measured, is_within, how="left")
-        .groupBy("window", "hours")
-        .agg(
-            sf.coalesce(sf.sum("good"), sf.lit(0)).alias("good"), sf.coalesce(sf.sum("total"), sf.lit(0)).alias("total")
-        )
-    )
-    share = sf.when(sf.col("total") > 0, sf.col("good") / sf.col("total"))
-    bad = 1 - sf.col("share")
-    burn = bad / sf.lit(1 - target) if target < 1 else sf.when(bad > 0, sf.lit(float("inf"))).otherwise(sf.lit(0.0))
-    return found.withColumn("share", share).select(
-        sf.lit(objective).alias("objective"),
-        "window",
-        "hours",
-        "good",
-        "total",
-        "share",
-        sf.lit(target).alias("target"),
-        sf.when(sf.col("share").isNotNull(), burn).alias("burn_rate"),
-        sf.coalesce(sf.col("share") >= sf.lit(target), sf.lit(True)).alias("is_met"),
-    )
+def _measured(measured: pa.Table, objective: str, window: str, target: float, now_minute: float) -> Row:
+    minute = pc.field("minute")
+    first, last = math.ceil(now_minute - 60 * WINDOWS[window]), math.floor(now_minute)
+    within = measured.filter((minute >= pc.scalar(first)) & (minute <= pc.scalar(last)))
+    good, total = (pc.sum(within[name]).as_py() or 0 for name in ("in_time", "eligible"))
+    share = good / total if total else None
+    return {
+        "objective": objective,
+        "window": window,
+        "hours": WINDOWS[window],
+        "good": good,
+        "total": total,
+        "share": share,
+        "target": target,
+        "burn_rate": None if share is None else _burn_rate(share, target),
+        "is_met": share is None or share >= target,
+    }
+
+
+def _burn_rate(share: float, target: float) -> float:
+    bad = 1 - share
+    if target < 1:
+        return bad / (1 - target)
+    return float("inf") if bad > 0 else 0.0

@@ -1,0 +1,174 @@
+"""The tables of the hours: new events become silver partials, and gold of the hours that they speak of.
+
+Hours that nothing new speaks of are not touched, whenever what is new arrives.
+"""
+
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from agentpost.pipeline.brief import SMALL_EVENTS
+from agentpost.pipeline.files import Files
+from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, in_one_part, local_frame
+from agentpost.pipeline.gold.names import all_names
+from agentpost.pipeline.intake import Intake
+from agentpost.pipeline.ranges import members, overlaps
+from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
+from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
+from agentpost.pipeline.writing import TableWriter, side_by_side
+
+__all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
+
+# From so many files on that hold the silver of an hour, they are merged.
+MOST_DELTAS: Final = 6
+# What is made of fewer rows is made by one task, and written by the driver.
+FEW_ROWS: Final = 100_000
+# Little data: one partition and no second thoughts, which cost a job for every stage.
+_SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
+_NAMES: Final = pa.schema([("name_hash", pa.int64()), ("name", pa.string())])
+
+
+class Catalog(NamedTuple):
+    """The tables to build."""
+
+    silver: Sequence[SilverTable] = SILVER
+    gold: Sequence[GoldTable] = GOLD
+    fleet: Sequence[FleetTable] = FLEET
+
+
+class HourTables:
+    """The tables of the hours in a run under way. `tables` are the files of every table, and are kept up to date."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        warehouse: Warehouse,
+        writer: TableWriter,
+        catalog: Catalog,
+        params: Params,
+        tables: dict[str, tuple[DataFile, ...]],
+    ) -> None:
+        self._spark = spark
+        self._warehouse = warehouse
+        self._writer = writer
+        self._catalog = catalog
+        self._params = params
+        self._tables = tables
+        self._new_silver: dict[str, tuple[DataFile, ...]] = {}
+
+    def build_silver(self, lake: Files, intake: Intake) -> frozenset[int]:
+        """Write the partials of new events; gives the hours that they speak of."""
+        used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
+        if not used:
+            return frozenset()
+        few = intake.events < FEW_ROWS
+        events = in_one_part(bronze_events(self._spark, lake, used), few=few)
+
+        def write(table: SilverTable) -> tuple[DataFile, ...]:
+            partials = table.partials(events)
+            partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
+            return self._writer.write(_silver(table), partials, few=few)
+
+        with _plans_for(self._spark, small=_is_small(intake)):
+            written = side_by_side(write, self._catalog.silver)
+        self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
+        return frozenset(hour for files in written for file in files for hour in members(file.hours))
+
+    def build_gold(self, touched: frozenset[int], intake: Intake, segments: pa.Table, facts: pa.Table) -> None:
+        """Compute the tables of the touched hours anew."""
+        if not touched:
+            self._learn_schemas(segments, facts)
+            return
+        for name, files in self._new_silver.items():
+            self._tables[name] = (*self._tables.get(name, ()), *files)
+        few = self._are_few([_silver(table) for table in self._catalog.silver], touched)
+        silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
+        inputs = self._inputs(silver, segments, facts)
+
+        def write(table: GoldTable | SilverTable) -> None:
+            if isinstance(table, SilverTable):
+                self._join_deltas(table, silver[table.name], touched)
+                return
+            rows = table.build(inputs)
+            files = self._writer.write(table.name, rows.coalesce(1) if _is_small(intake) else rows, few=few)
+            self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
+
+        with _plans_for(self._spark, small=_is_small(intake)):
+            side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
+
+    def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
+        """All that is known of the touched hours, a row for each key."""
+        name = _silver(table)
+        files = self._tables[name]
+        rows = frame_of(self._spark, self._warehouse, files, self._writer.schema(name), hours=touched)
+        rows = in_one_part(rows, few=few)
+        # What one run wrote has each key once.
+        old = files[: len(files) - len(self._new_silver[name])]
+        return table.merge(rows) if any(overlaps(file.hours, touched) for file in old) else rows
+
+    def _are_few(self, tables: Sequence[str], hours: frozenset[int]) -> bool:
+        """Whether these tables have few rows of these hours."""
+        return sum(rows_within(self._tables.get(name, ()), hours) for name in tables) < FEW_ROWS
+
+    def _join_deltas(self, table: SilverTable, merged: DataFrame, touched: frozenset[int]) -> None:
+        """Where many runs have written to an hour, one file takes the place of theirs."""
+        name = _silver(table)
+        counts = Counter(hour for file in self._tables[name] for hour in members(file.hours))
+        crowded = frozenset(hour for hour in touched if counts[hour] > MOST_DELTAS)
+        if crowded:
+            rows = merged.where(sf.col("hour").isin(*sorted(crowded))).coalesce(1)
+            files = self._writer.write(name, rows, part="-joined")
+            self._tables[name] = (*replace_hours(self._tables[name], crowded), *files)
+
+    def _inputs(self, silver: Mapping[str, DataFrame], segments: pa.Table, facts: pa.Table) -> GoldInputs:
+        told = self._warehouse.rows(self._tables.get("silver_names", ()), _NAMES, columns=_NAMES.names)
+        return GoldInputs(
+            silver=silver,
+            segments=in_one_part(local_frame(self._spark, segments), few=True),
+            names=local_frame(self._spark, all_names(told, segments, facts)),
+            params=self._params,
+        )
+
+    def _learn_schemas(self, segments: pa.Table, facts: pa.Table) -> None:
+        """The schemas of tables that nothing was ever written to: what they would be made of, without a row."""
+        missing = [table for table in self._catalog.gold if table.name not in self._writer.schemas]
+        if not missing:
+            return
+        nothing = self._spark.createDataFrame([], bronze_schema())
+        silver = {table.name: table.partials(nothing) for table in self._catalog.silver}
+        for name, rows in silver.items():
+            self._writer.schemas.setdefault(f"silver_{name}", rows.schema.json())
+        inputs = self._inputs(silver, segments, facts)
+        for table in missing:
+            self._writer.schemas[table.name] = table.build(inputs).schema.json()
+
+
+def _silver(table: SilverTable) -> str:
+    return f"silver_{table.name}"
+
+
+def _is_small(intake: Intake) -> bool:
+    return intake.events < SMALL_EVENTS
+
+
+@contextmanager
+def _plans_for(spark: SparkSession, *, small: bool) -> Generator[None]:
+    """Plans that fit how much there is."""
+    wanted = _SMALL_PLANS if small else {}
+    before = {name: spark.conf.get(name) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "")
