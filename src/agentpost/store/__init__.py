@@ -2,7 +2,7 @@
 
 interface     what the engine may ask of a store
 values        what goes in and comes out
-sqlite        the store on a disk: joins the parts below
+sqlite        the store on a disk: joins the parts below, with sqlite_external, _members, _mirrors, _payloads
   home, identity      the directory, its lock, and the node's keys
   database            one connection, and SQLite's errors in our words; the only module that touches APSW
   writer, jobs        the one who writes, on the loop or in a thread; many jobs in one commit

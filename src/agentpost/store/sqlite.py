@@ -1,8 +1,8 @@
 """The store on a disk: one SQLite file, one writer, and a read connection for every thread that reads.
 
-This file only joins the parts: what a write does is in `transaction`, `inbox`, `deliveries`, `compaction`, `mirrors`,
-`agents`, `incidents`, `notes`, `joining`, `external`, `room_log`, `tasks`, `blobs` and `auditing`; reading is in
-`outbox` and `streams`.
+This file, with the other `sqlite_*`, only joins the parts. What a write does is in `transaction`, `inbox`,
+`deliveries`, `compaction`, `agents`, `incidents`, `notes`, `tasks` and `auditing`; reading is in `outbox` and
+`streams`.
 """
 
 import asyncio
@@ -17,24 +17,19 @@ from msgspec.structs import replace
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import EventId, InviteId, TaskId
+from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store import (
     agents,
     auditing,
-    blobs,
     compaction,
     deliveries,
     inbox,
     incidents,
-    joining,
-    mirrors,
     notes,
     outbox,
-    payload_names,
     rebuilding,
-    room_log,
     streams,
     tasks,
 )
@@ -43,6 +38,9 @@ from agentpost.store.home import Home
 from agentpost.store.queries import SQL
 from agentpost.store.rules import orphan_refused, replay_hash
 from agentpost.store.sqlite_external import SqliteExternal
+from agentpost.store.sqlite_members import SqliteMembers
+from agentpost.store.sqlite_mirrors import SqliteMirrors
+from agentpost.store.sqlite_payloads import SqlitePayloads
 from agentpost.store.tail import Grown, Tail
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
@@ -52,24 +50,15 @@ from agentpost.store.values import (
     Appended,
     AuditEntry,
     BacklogItem,
-    Blob,
     Compacted,
     Cursor,
     Head,
     InboxPosition,
     Incident,
-    Invite,
-    KnownNode,
     LedgerEntry,
     LocalAgent,
-    MirrorBatch,
-    MirrorPosition,
-    MirrorSlice,
-    NamedPayload,
     Note,
     OutboxSlice,
-    PayloadUsage,
-    PrunedPayloads,
     QuarantineEntry,
     ResentLetter,
     Settlement,
@@ -87,7 +76,7 @@ T = TypeVar("T")
 OnFailure = Callable[[Refusal], None]
 
 
-class SqliteStore(SqliteExternal):
+class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     """Implements `Store`. Open it with `SqliteStore.open`, and `await close()` it."""
 
     def __init__(self, home: Home, writer_database: Database, *, vfs: str | None, on_failure: OnFailure | None) -> None:
@@ -364,29 +353,6 @@ class SqliteStore(SqliteExternal):
     def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: compaction.prune_settled(tx, before_ms, limit))
 
-    # Mirrors of other outboxes
-
-    def mirrors(self) -> list[MirrorPosition]:
-        return mirrors.mirrors(self._reader())
-
-    def mirror_position(self, source_node_id: str) -> MirrorPosition | None:
-        return mirrors.mirror_position(self._reader(), source_node_id)
-
-    def keep_mirror(self, batch: MirrorBatch) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: mirrors.keep_mirror(tx, batch), size=len(batch.events))
-
-    def restart_mirror(self, source_node_id: str, *, epoch: str, at_ms: int) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: mirrors.restart_mirror(tx, source_node_id, epoch=epoch, at_ms=at_ms))
-
-    def read_mirror(self, source_node_id: str, consumer_node_id: str, after_seq: int) -> MirrorSlice | None:
-        return mirrors.read_mirror(self._reader(), source_node_id, consumer_node_id, after_seq)
-
-    def read_whole_mirror(self, source_node_id: str, after_seq: int) -> MirrorSlice | None:
-        return mirrors.read_whole_mirror(self._reader(), source_node_id, after_seq)
-
-    def prune_mirror(self, source_node_id: str, *, through_seq: int) -> "asyncio.Future[int]":
-        return self._writer.submit(lambda tx: mirrors.prune_mirror(tx, source_node_id, through_seq))
-
     # Keeping
 
     def remember_once(self, scope: str, value: str, *, now_ms: int, expires_at_ms: int) -> "asyncio.Future[bool]":
@@ -454,89 +420,6 @@ class SqliteStore(SqliteExternal):
 
     def count_notes(self, collection: str) -> int:
         return notes.count_notes(self._reader(), collection)
-
-    # Joining
-
-    def create_invite(self, invite: Invite) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: joining.create_invite(tx, invite))
-
-    def invite_by_hash(self, token_hash: bytes) -> Invite | None:
-        return joining.invite_by_hash(self._reader(), token_hash)
-
-    def invite(self, invite_id: InviteId) -> Invite | None:
-        return joining.invite(self._reader(), invite_id)
-
-    def invites(self, *, limit: int = 256) -> list[Invite]:
-        return joining.invites(self._reader(), limit)
-
-    def consume_invite_and_pin(self, invite_id: InviteId, node: KnownNode) -> "asyncio.Future[KnownNode]":
-        return self._writer.submit(lambda tx: joining.consume_invite_and_pin(tx, invite_id, node))
-
-    def withdraw_invite(self, invite_id: InviteId, *, at_ms: int) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: joining.withdraw_invite(tx, invite_id, at_ms))
-
-    def known_node(self, node_id: str) -> KnownNode | None:
-        return joining.known_node(self._reader(), node_id)
-
-    def known_nodes(self) -> list[KnownNode]:
-        return joining.known_nodes(self._reader())
-
-    def pin_node(self, node: KnownNode) -> "asyncio.Future[KnownNode]":
-        return self._writer.submit(lambda tx: joining.pin_node(tx, node))
-
-    def revoke_node(self, node_id: str, *, at_ms: int) -> "asyncio.Future[bool]":
-        return self._writer.submit(lambda tx: joining.revoke_node(tx, node_id, at_ms))
-
-    # The room
-
-    def append_room_update(self, update: bytes) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: room_log.append_room_update(tx, update))
-
-    def room_updates(self) -> list[bytes]:
-        return room_log.room_updates(self._reader())
-
-    def compact_room(self, snapshot: bytes) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: room_log.compact_room(tx, snapshot))
-
-    # Blobs
-
-    def begin_blob(self, blob: Blob, *, at_ms: int) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: blobs.begin_blob(tx, blob, at_ms))
-
-    def put_chunk(self, sha256: str, part: int, data: bytes) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: blobs.put_chunk(tx, sha256, part, data))
-
-    def complete_blob(self, sha256: str) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: blobs.complete_blob(tx, sha256))
-
-    def drop_blob(self, sha256: str) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: blobs.drop_blob(tx, sha256))
-
-    def name_payloads(self, payloads: Sequence[NamedPayload]) -> "asyncio.Future[None]":
-        return self._writer.submit(lambda tx: payload_names.name_payloads(tx, payloads))
-
-    def may_read_payload(self, sha256: str, node_id: str) -> bool:
-        return payload_names.may_read_payload(self._reader(), sha256, node_id)
-
-    def missing_payloads(self, *, limit: int = 256) -> list[NamedPayload]:
-        return payload_names.missing_payloads(self._reader(), limit)
-
-    def prune_payloads(
-        self, *, now_ms: int, grace_ms: int, after_sha256: str = "", limit: int = 1_000
-    ) -> "asyncio.Future[PrunedPayloads]":
-        return self._writer.submit(lambda tx: payload_names.prune_payloads(tx, now_ms, grace_ms, after_sha256, limit))
-
-    def payload_usage(self) -> PayloadUsage:
-        return payload_names.payload_usage(self._reader())
-
-    def blob(self, sha256: str) -> Blob | None:
-        return blobs.blob(self._reader(), sha256)
-
-    def chunk(self, sha256: str, part: int) -> bytes | None:
-        return blobs.chunk(self._reader(), sha256, part)
-
-    def missing_chunks(self, sha256: str) -> list[int]:
-        return blobs.missing_chunks(self._reader(), sha256)
 
     async def close(self) -> None:
         """Finish what is waiting, then let go of the home. From now on everything is refused."""

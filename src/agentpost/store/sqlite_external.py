@@ -1,24 +1,17 @@
 """The part of `SqliteStore` that knows agents outside the mesh. Joins only: what each call does is in `external`."""
 
 import asyncio
-from abc import ABC, abstractmethod
 
 from agentpost.protocol.ids import FamilyId, InviteId, SessionId
 from agentpost.store import auditing, external
-from agentpost.store.database import Database
 from agentpost.store.external_values import AgentInvite, AgentSession, RefreshToken, TokenKey
+from agentpost.store.sqlite_part import SqlitePart
 from agentpost.store.values import AuditEntry
-from agentpost.store.writer import Writer
 
 __all__ = ["SqliteExternal"]
 
 
-class SqliteExternal(ABC):
-    _writer: Writer
-
-    @abstractmethod
-    def _reader(self) -> Database: ...
-
+class SqliteExternal(SqlitePart):
     def create_agent_invite(self, invite: AgentInvite, *, audit: AuditEntry) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: external.create_agent_invite(tx, invite, audit))
 
