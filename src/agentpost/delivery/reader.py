@@ -206,6 +206,7 @@ class OwnReader:
         # Nobody else moves the cursor, so it is looked up only after it has moved.
         self._is_cursor_known = False
         self._grew = asyncio.Event()
+        self._has_read = asyncio.Event()
         wakeups.listen(outbox=self._outbox_grew)
 
     def start(self) -> None:
@@ -214,6 +215,16 @@ class OwnReader:
 
     def _outbox_grew(self, _in_hurry: bool) -> None:
         self._grew.set()
+
+    async def caught_up(self) -> None:
+        """Wait until what agents of this gateway have said so far is in the inboxes of the others here."""
+        own = self._store.node_id
+        while True:
+            cursor = self._store.cursor(own)
+            if not self._store.read_stream(own, cursor.last_seq if cursor else 0, limit=1).events:
+                return
+            self._has_read.clear()
+            await self._has_read.wait()
 
     async def read(self) -> None:
         """Take everything that is there for the agents of this gateway."""
@@ -250,6 +261,7 @@ class OwnReader:
             except Refusal as refusal:
                 # The disk is full, say. The next append, or the next start, tries again.
                 _log.error("local mail could not be read: %s", refusal.message)
+            self._has_read.set()
 
 
 def signed_head(frame: Events, room: RoomView) -> OutboxHead:

@@ -1,5 +1,9 @@
 """The parts of A2A for one gateway, put together. Starts them and stops them; decides nothing by itself."""
 
+import asyncio
+from contextlib import suppress
+from typing import Final
+
 from agentpost.edges.a2a.exposing import Exposures
 from agentpost.edges.a2a.forgetting import keep_forgetting
 from agentpost.edges.a2a.push import PushConfigs
@@ -15,6 +19,8 @@ from agentpost.tasks import TaskOwner
 
 __all__ = ["Parts"]
 
+_MOMENT_SECONDS: Final = 1.0
+
 
 class Parts:
     """What the handler calls by its names."""
@@ -25,6 +31,7 @@ class Parts:
         self.clock = engine.clock
         self.tasks = gateway.office.tasks
         self._mailroom = engine.mailroom
+        self._own_mail = engine.links.own
         self.reader = Reader(engine.store, engine.sealer)
         self.watch = TaskWatch(engine.wakeups, stopping=gateway.stopping)
         self.push = PushConfigs(
@@ -57,6 +64,10 @@ class Parts:
 
     async def settle(self, peer_id: str, told: Told) -> None:
         """What a peer was shown need not wait in its inbox: the end of its task, and what it was told on the way."""
+        # What an agent of this gateway has said of a task is known a moment before it is in the peer's inbox.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MOMENT_SECONDS):
+                await self._own_mail.caught_up()
         for step in told.steps:
             item = None if step.is_peers else self.store.inbox_item(step.event_id, peer_id)
             if item is not None and item.entry.state is not LedgerState.SETTLED:
