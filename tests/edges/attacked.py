@@ -83,6 +83,10 @@ class AttackedMesh:
         found = self.victim.get("/ansible/incidents?limit=500&only_open=false")
         return [each["kind"] for each in found if each["subject"] == subject]
 
+    def expect_incident(self, liar: Liar, kind: str) -> None:
+        """A ping is answered before the disk has what came before it."""
+        eventually(lambda: kind in self.incidents(liar.node_id))
+
     def expect_audited(self, liar: Liar, code: str) -> None:
         eventually(lambda: any(f'"{code}"' in each["detail"] for each in self.audited(liar)))
 

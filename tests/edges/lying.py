@@ -151,7 +151,7 @@ class LiarLink:
         return said_last[-1] if said_last else ("" if closed is None else closed.reason)
 
     def sync(self) -> None:
-        """Returns once the victim has dealt with everything that was sent before, or has ended the link."""
+        """Returns once the victim has read everything that was sent before, or has ended the link."""
         with contextlib.suppress(ConnectionClosed):
             self.send(Ping())
             self.expect(Pong)

@@ -28,7 +28,7 @@ def test_an_event_in_the_name_of_another_gateway_is_refused(mesh: AttackedMesh) 
         link.say(liar.message("builder", source_node_id="mbp-jane", source_agent_id="architect"))
         assert link.refusal() == "foreign_source"
     mesh.expect_audited(liar, "foreign_source")
-    assert "foreign_source" in mesh.incidents(liar.node_id)
+    mesh.expect_incident(liar, "foreign_source")
     mesh.expect_unharmed()
 
 
@@ -54,7 +54,7 @@ def test_an_event_in_the_name_of_another_gateways_agent_reaches_nobody(mesh: Att
     with liar.link() as link:
         link.say(liar.message("builder", source_agent_id=agent), liar.message("clerk", source_agent_id=agent))
         link.sync()
-    assert "forged_sender" in mesh.incidents(liar.node_id)
+    mesh.expect_incident(liar, "forged_sender")
     mesh.expect_unharmed()
 
 
@@ -72,7 +72,7 @@ def test_an_ack_in_the_name_of_another_changes_nothing(mesh: AttackedMesh, kind:
         )
         link.sync()
     assert mesh.victim.states(sent)[0] in ("Emitted", "Accepted")
-    assert "forged_ack" in mesh.incidents(liar.node_id)
+    mesh.expect_incident(liar, "forged_ack")
     mesh.third.post("/ansible/agents/architect/resume")
     mesh.expect_unharmed()
 
@@ -88,7 +88,7 @@ def test_an_ack_of_an_event_that_was_not_for_it_is_an_incident(mesh: AttackedMes
         link.say(liar.ack(sent, AckType.PROCESSED, by_node=liar.node_id, by_agent=own))
         link.sync()
     assert set(mesh.victim.states(sent)) <= {*before, "Accepted"}
-    assert "forged_ack" in mesh.incidents(liar.node_id)
+    mesh.expect_incident(liar, "forged_ack")
     mesh.expect_unharmed()
 
 
@@ -103,7 +103,7 @@ def test_a_reply_in_the_name_of_another_reaches_nobody(mesh: AttackedMesh) -> No
         link.sync()
     assert mesh.victim.states(sent)[0] in ("Emitted", "Accepted")
     assert mesh.victim.get("/ansible/agents/asker/inbox") == []
-    assert "forged_ack" in mesh.incidents(liar.node_id)
+    mesh.expect_incident(liar, "forged_ack")
     mesh.expect_unharmed()
 
 

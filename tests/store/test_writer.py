@@ -215,8 +215,11 @@ async def test_a_refused_job_is_forgotten(writer: Writer) -> None:
 
 
 @pytest.mark.req("PIPE-3")
-async def test_a_little_work_is_done_on_the_loop_and_long_work_in_a_thread(writer: Writer) -> None:
+async def test_a_little_work_is_done_on_the_loop_and_long_work_in_a_thread(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody waits for a thread to be woken for one event; what may take long does not hold up the loop."""
+    monkeypatch.setattr("agentpost.store.writer._QUICK_SECONDS", 3600.0)
     loop_thread = threading.get_ident()
     little = writer.submit(lambda _: threading.get_ident(), size=1)
     assert await little == loop_thread

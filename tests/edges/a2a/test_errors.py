@@ -9,6 +9,7 @@ import pytest
 from tests.edges.a2a.conftest import Post
 from tests.edges.a2a.peers import plain_http
 from tests.edges.external.client import AgentClient, code_of
+from tests.edges.meshing import eventually
 
 TASK_NOT_FOUND, UNSUPPORTED, CONTENT_TYPE, VERSION = -32001, -32004, -32005, -32009
 BAD_REQUEST, NO_METHOD, BAD_PARAMS, NOT_JSON = -32600, -32601, -32602, -32700
@@ -175,7 +176,13 @@ async def test_every_call_is_in_the_audit_log(post: Post) -> None:
         params = {"message": MESSAGE, "configuration": {"returnImmediately": True}}
         made = (await http.post(f"{post.url}/a2a/scribe", json=call("SendMessage", **params), headers=V1)).json()
         await http.post(f"{post.url}/a2a/scribe", json=call("GetTask", id="nothing"), headers=V1)
-    log = post.operator.get("/ansible/audit", {"sessionId": session.session["sessionId"], "limit": 1000})
+
+    def audited() -> list[dict[str, Any]]:
+        return post.operator.get("/ansible/audit", {"sessionId": session.session["sessionId"], "limit": 1000})
+
+    # What was answered is written down after the answer was sent.
+    eventually(lambda: len(audited()) == 5)
+    log = audited()
     told = [(each["action"], each["detail"]["operation"], each["detail"].get("code")) for each in log]
     assert told[1:] == [
         ("agent.invoked", "a2a.SendMessage", None),
