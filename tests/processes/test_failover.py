@@ -26,6 +26,10 @@ class Failover:
     def name_stand_in(self, failover: str) -> None:
         said = {"nodeIds": [self.stand_in.node], "failover": failover}
         self.owner.post("/ansible/agents/builder/stand-ins", said)
+        # The sender has heard of it once it has heard of what was said after it.
+        marker = f"after-{failover}"
+        self.owner.add_agent(marker)
+        eventually(lambda: self.sender.knows(marker))
 
     def _stand_in_takes_builder(self) -> bool:
         # The room says who may; until it has come, the agent is refused.

@@ -224,7 +224,6 @@ async def test_a_little_work_is_done_on_the_loop_and_long_work_in_a_thread(
     little = writer.submit(lambda _: threading.get_ident(), size=1)
     assert await little == loop_thread
     assert await writer.submit(lambda _: threading.get_ident()) != loop_thread
-    assert await writer.submit(lambda _: threading.get_ident(), size=1) == loop_thread
 
 
 @pytest.mark.req("ENV-2")
