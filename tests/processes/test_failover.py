@@ -27,7 +27,7 @@ class Failover:
         said = {"nodeIds": [self.stand_in.node], "failover": failover}
         self.owner.post("/ansible/agents/builder/stand-ins", said)
         # The sender has heard of it once it has heard of what was said after it.
-        marker = f"after-{failover}"
+        marker = f"told-{failover}"
         self.owner.add_agent(marker)
         eventually(lambda: self.sender.knows(marker))
 
