@@ -204,8 +204,10 @@ class Writer:
 
     def _resolve_from_thread(self, jobs: Sequence[Job], grown: Grown) -> None:
         self._in_thread -= len(jobs)
-        self._resolve(jobs, grown)
-        if not self._in_thread:
+        try:
+            self._resolve(jobs, grown)
+        finally:
+            # Whatever went wrong with these, those who came meanwhile wait for this.
             self._begin()
 
     # In the thread
