@@ -182,19 +182,20 @@ async def _over_http(url: str, token: str, *, batch: int, rounds: int) -> float:
 
 async def _flatness(root: Path, rounds: int, backlog: int, say: Say) -> list[Metric]:
     """What an operation costs with `backlog` pending and as many ids remembered, next to one with a hundred."""
+    best: dict[str, list[float]] = {}
     async with contextlib.AsyncExitStack() as stack:
-        small = await stack.enter_async_context(FileMailbox.open(root / "small.db", policy=_POLICY))
-        large = await stack.enter_async_context(FileMailbox.open(root / "large.db", policy=_POLICY))
+        # In the caller's thread, because waking another one would hide what an operation costs.
+        small, large = [
+            await stack.enter_async_context(FileMailbox.open(root / name, policy=_POLICY, blocking=True))
+            for name in ("small.db", "large.db")
+        ]
         await _fill(small, _SMALL)
         say(f"filling a mailbox with {backlog:,} messages")
         await _fill(large, backlog)
-        best: dict[str, tuple[float, float]] = {}
         for turn in range(rounds):
             say(f"small and large, round {turn + 1} of {rounds}")
-            of_small, of_large = await _costs(small, f"s{turn}"), await _costs(large, f"l{turn}")
-            for name, cost in of_small.items():
-                before = best.get(name, (cost, of_large[name]))
-                best[name] = (min(before[0], cost), min(before[1], of_large[name]))
+            for name, costs in (await _costs((small, large), f"turn-{turn}")).items():
+                best[name] = [min(pair) for pair in zip(costs, best.get(name, costs), strict=True)]
     return [
         Metric.of(f"{name} with {backlog:,} pending", on_large, "us", against=on_small)
         for name, (on_small, on_large) in best.items()
@@ -213,32 +214,34 @@ async def _fill(mailbox: FileMailbox, count: int) -> None:
         await mailbox.ack_many("gone", [each.msg_id for each in found])
 
 
-async def _costs(mailbox: FileMailbox, prefix: str) -> dict[str, float]:
-    """Microseconds an operation, each of them durable: the median, because a busy disk has fits."""
+async def _costs(mailboxes: Sequence[FileMailbox], prefix: str) -> dict[str, list[float]]:
+    """Microseconds an operation in each mailbox, every one durable.
+
+    The mailboxes take turns, and the median counts, because a busy disk has fits.
+    """
     fresh = _messages(prefix, _OPERATIONS)
+    taken: list[list[str]] = [[] for _ in mailboxes]
 
-    async def each(calls: Sequence[Callable[[], Awaitable[object]]]) -> float:
-        took: list[float] = []
-        for call in calls:
-            start = time.perf_counter()
-            await call()
-            took.append(time.perf_counter() - start)
-        return median(took) * 1e6
-
-    taken: list[str] = []
-
-    async def take() -> None:
-        message = await mailbox.dequeue("bob")
+    async def take(which: int) -> None:
+        message = await mailboxes[which].dequeue("bob")
         if message is not None:
-            taken.append(message.msg_id)
+            taken[which].append(message.msg_id)
 
-    half = _SMALL // 2
-    costs = {
-        "enqueue": await each([lambda message=message: mailbox.enqueue(message) for message in fresh]),
-        "dequeue": await each([take] * half),
+    operations: dict[str, Callable[[int, int], Awaitable[object]]] = {
+        "enqueue": lambda which, turn: mailboxes[which].enqueue(fresh[turn]),
+        "dequeue": lambda which, _turn: take(which),
+        "ack": lambda which, turn: mailboxes[which].ack("bob", taken[which][turn]),
+        "peek": lambda which, _turn: mailboxes[which].peek("bob", limit=10),
     }
-    costs["ack"] = await each([lambda msg_id=msg_id: mailbox.ack("bob", msg_id) for msg_id in taken])
-    costs["peek"] = await each([lambda: mailbox.peek("bob", limit=10)] * half)
+    costs: dict[str, list[float]] = {}
+    for name, operation in operations.items():
+        took: list[list[float]] = [[] for _ in mailboxes]
+        for turn in range(_OPERATIONS):
+            for which, times in enumerate(took):
+                start = time.perf_counter()
+                await operation(which, turn)
+                times.append(time.perf_counter() - start)
+        costs[name] = [median(times) * 1e6 for times in took]
     return costs
 
 
