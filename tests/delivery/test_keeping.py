@@ -225,6 +225,39 @@ async def test_the_room_hears_of_cursors_that_moved_and_of_nothing_else() -> Non
     assert not await keeper.copy(room)
 
 
+@pytest.mark.req("CUR-5", "ROOM-4")
+async def test_first_copies_come_one_a_round() -> None:
+    """A gateway that begins to hear from everybody at once does not flood the room, and the room hears of all in the end."""
+    desk = await Desk().settle_in()
+    keeper, room = _keeper(desk), Noted()
+    for source in ("lab-a", "lab-b", "lab-c"):
+        await desk.store.accept(
+            Acceptance(source_node_id=source, source_epoch="b", after_seq=0, through_seq=7, at_ms=desk.clock.now_ms())
+        )
+    while await keeper.copy(room):
+        desk.clock.advance(1_000)
+    told = [[copy.source_node_id for copy in cursors] for _, cursors in room.written]
+    assert sorted(told) == [["lab-a"], ["lab-b"], ["lab-c"]]
+
+
+async def test_a_running_keeper_goes_on_until_all_first_copies_are_made() -> None:
+    """The rounds follow each other although nothing more happens."""
+    desk = await Desk(policy=DeliveryPolicy(room_copy_every_seconds=1)).settle_in()
+    room = Noted()
+    for source in ("lab-a", "lab-b", "lab-c"):
+        await desk.store.accept(
+            Acceptance(source_node_id=source, source_epoch="b", after_seq=0, through_seq=7, at_ms=desk.clock.now_ms())
+        )
+    keeper = _keeper(desk, copies=room)
+    keeper.start()
+    async with asyncio.timeout(30):
+        while len(room.written) < 3:
+            room.news.clear()
+            await room.news.wait()
+    await keeper.close()
+    assert {copy.source_node_id for _, cursors in room.written for copy in cursors} == {"lab-a", "lab-b", "lab-c"}
+
+
 @pytest.mark.req("OBS-1")
 async def test_the_room_hears_of_dead_letters() -> None:
     """The count in the room follows the store."""

@@ -239,7 +239,7 @@ async def test_what_is_asked_for_is_done_in_that_order_wherever_it_is_done(write
 @pytest.mark.req("PIPE-3")
 async def test_on_a_slow_disk_the_loop_is_not_held_up(writer: Writer) -> None:
     """After a commit that took long, the next is not the loop's."""
-    await writer.submit(lambda _: time.sleep(0.1), size=1)
+    await writer.submit(lambda _: time.sleep(0.5), size=1)
     assert await writer.submit(lambda _: threading.get_ident(), size=1) != threading.get_ident()
 
 

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _STEP: Final = 1_000
 _PAYLOADS_A_STEP: Final = 256
 _MOST_INCIDENTS: Final = 1_000
+_FIRST_COPIES_A_ROUND: Final = 1
 
 
 class DeliveryCopy(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -232,6 +233,9 @@ class Keeper:
         own = self._own_copy()
         cursors = [copy for cursor in self._store.cursors() if (copy := self._cursor_copy(cursor)) is not None]
         changed = self._due([copy for copy in cursors if not _same_place(copy, self._cursors.get(copy.source_node_id))])
+        if len({*self._cursors, *(copy.source_node_id for copy in changed)}) < len(cursors):
+            # The first copies of the others come with the next rounds, whatever happens.
+            self._changed.set()
         if own == self._own and not changed:
             return False
         await copies.publish(None if own == self._own else own, changed)
@@ -240,8 +244,11 @@ class Keeper:
         return True
 
     def _due(self, changed: list[CursorCopy]) -> list[CursorCopy]:
-        """Those that may be copied now: the first copy of a cursor at once, and a few of the others now and then."""
-        new = [copy for copy in changed if copy.source_node_id not in self._cursors]
+        """Those that may be copied now: a first copy with each round, and a few of the others now and then.
+
+        Every gateway of the mesh has to check each copy, and there are as many cursors as pairs of gateways.
+        """
+        new = [copy for copy in changed if copy.source_node_id not in self._cursors][:_FIRST_COPIES_A_ROUND]
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._cursors_due_at_ms:
             return new

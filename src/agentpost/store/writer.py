@@ -41,7 +41,7 @@ A = TypeVar("A")
 
 # What is done on the loop: so many events at a time, while a commit takes no longer than this.
 _MOST_ON_LOOP: Final = 64
-_QUICK_SECONDS: Final = 0.003
+_QUICK_SECONDS: Final = 0.025
 # What a commit takes is judged by those of few jobs, and the latest of them counts so much.
 _FEW_JOBS: Final = 8
 _LATEST: Final = 0.1
