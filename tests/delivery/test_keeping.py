@@ -227,7 +227,7 @@ async def test_the_room_hears_of_cursors_that_moved_and_of_nothing_else() -> Non
 
 @pytest.mark.req("CUR-5", "ROOM-4")
 async def test_first_copies_come_one_a_round() -> None:
-    """A gateway that begins to hear from everybody at once does not flood the room, and the room hears of all in the end."""
+    """A gateway that begins to hear from everybody does not flood the room, which hears of all of them in the end."""
     desk = await Desk().settle_in()
     keeper, room = _keeper(desk), Noted()
     for source in ("lab-a", "lab-b", "lab-c"):

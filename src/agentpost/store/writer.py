@@ -39,8 +39,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 A = TypeVar("A")
 
-# What is done on the loop: so many events at a time, while a commit takes no longer than this.
-_MOST_ON_LOOP: Final = 64
+# What is done on the loop: so many events at a time, while a commit takes no longer than this. With one more the thread
+# has half of a crowd.
+_MOST_ON_LOOP: Final = 127
 _QUICK_SECONDS: Final = 0.025
 # What a commit takes is judged by those of few jobs, and the latest of them counts so much.
 _FEW_JOBS: Final = 8
