@@ -41,6 +41,8 @@ _GOAL_TRAINED: Final = 12.0
 # Enough for the plans of much data, and one per cent of it for those of little.
 _WARM_UP_EVENTS: Final = 400_000
 _TRAINING_SECONDS: Final = 300
+# The best of so many builds and refreshes counts: the JVM goes on compiling for a while.
+_ROUNDS: Final = 3
 _WATCH_SECONDS: Final = 40
 _WATCH_RATE: Final = 1000
 _SMALL_EVENTS: Final = 3000
@@ -106,29 +108,35 @@ def _warm_up(spark: "SparkSession", root: Path, say: Say) -> None:
 
 
 def _bench_build(spark: "SparkSession", root: Path, events: int, say: Say) -> list[Metric]:
-    """All of a lake to gold, then one per cent more; and the lifecycle alone, next to DuckDB."""
+    """All of a lake to gold, then one per cent more, each several times; and the lifecycle alone, next to DuckDB."""
     say(f"simulating {events:,} events")
     lake = root / "fleet"
-    plan = FleetPlan(events=events, parts=(0.99, 0.01))
-    write_fleet(plan, lake)
+    write_fleet(FleetPlan(events=events, parts=(1 - 0.01 * _ROUNDS, *[0.01] * _ROUNDS)), lake)
     release_part(lake, 0)
+    builds: list[RunResult] = []
     with _peak_memory() as peak:
-        say("lake to gold")
-        full = _run(spark, lake)
-    full_seconds = sum(full.seconds.values())
-    release_part(lake, 1)
-    say("one per cent more")
-    more = _run(spark, lake)
-    more_seconds = sum(more.seconds.values())
+        for turn in range(_ROUNDS):
+            say(f"lake to gold, round {turn + 1} of {_ROUNDS}")
+            builds.append(_run(spark, lake, full=True))
+    refreshes: list[RunResult] = []
+    for turn in range(_ROUNDS):
+        release_part(lake, turn + 1)
+        say(f"one per cent more, round {turn + 1} of {_ROUNDS}")
+        refreshes.append(_run(spark, lake))
+    full, more = min(builds, key=_seconds), min(refreshes, key=_seconds)
     figures = [
-        Metric.of("lake to gold", full.events / full_seconds, "events/s", against=_GOAL_RATE),
+        Metric.of("lake to gold", full.events / _seconds(full), "events/s", against=_GOAL_RATE),
         *(Metric.of(f"of which {name}", value, "s") for name, value in full.seconds.items()),
         Metric.of("peak memory, JVM and Python", peak[0], "GB", against=_GOAL_MEMORY),
-        Metric.of("refresh after 1 % more", more_seconds, "s", against=full_seconds),
+        Metric.of("refresh after 1 % more", _seconds(more), "s", against=_seconds(full)),
         *_bench_lifecycle(spark, lake, say),
     ]
     shutil.rmtree(lake)
     return figures
+
+
+def _seconds(run: "RunResult") -> float:
+    return sum(run.seconds.values())
 
 
 def _bench_lifecycle(spark: "SparkSession", lake: Path, say: Say) -> list[Metric]:
@@ -176,7 +184,7 @@ def _bench_history(spark: "SparkSession", root: Path, events: int, times: int, s
         release_part(lake, 0)
         _run(spark, lake)
         release_part(lake, 1)
-        seconds.append(sum(_run(spark, lake).seconds.values()))
+        seconds.append(_seconds(_run(spark, lake)))
         shutil.rmtree(lake)
     return [Metric.of(f"refresh at {times} x the history", seconds[1], "s", against=seconds[0])]
 
@@ -258,16 +266,19 @@ def _peak_memory() -> Generator[list[float]]:
 
 
 def _family(root: int) -> list[int]:
-    parents: dict[int, int] = {}
+    processes: dict[int, tuple[int, tuple[str, ...]]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
+            processes[int(entry.name)] = int(fields[1]), tuple(fields[20:22])
     family = [root]
     for pid in family:
-        family += [child for child, parent in parents.items() if parent == pid]
+        # A JVM that is about to start a program has a child for a moment that uses its parent's own memory.
+        memory = processes[pid][1] if pid in processes else None
+        family += [child for child, (parent, its) in processes.items() if parent == pid and its != memory]
     return family
 
 
