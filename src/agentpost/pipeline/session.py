@@ -49,6 +49,9 @@ _SETTINGS: Final = {
     "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
     # A run has some 250 classes written for its queries. What is not kept is written and compiled anew by the next run.
     "spark.sql.codegen.cache.maxEntries": "2000",
+    # A list of values stands beside the code that is written for a query, not in it: the next run has other hours.
+    "spark.sql.optimizer.inSetConversionThreshold": "0",
+    "spark.sql.optimizer.inSetSwitchThreshold": "0",
     "spark.sql.autoBroadcastJoinThreshold": str(32 * 1024 * 1024),
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",
