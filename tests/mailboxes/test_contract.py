@@ -4,6 +4,7 @@ import asyncio
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.mailbox.sweeping import Sweepable
@@ -269,6 +270,38 @@ async def test_unknown_fields_pass_through(mailbox: MailboxProtocol) -> None:
     )
     await mailbox.enqueue(sent)
     assert await mailbox.dequeue("bob") == sent
+
+
+# What a program may put into a message, and nobody could receive.
+IMPOSSIBLE: list[dict[str, object]] = [
+    {"payload": {"a": 1}},
+    {"payload": b"bytes"},
+    {"payload": None},
+    {"payload": "\ud800"},
+    {"msg_id": 7},
+    {"protocol_version": 1.0},
+    {"created_at": 1.5},
+    {"created_at": 2**63},
+    {"attempt": -1},
+    {"extra": {"x": float("nan")}},
+    {"extra": {"x": b"bytes"}},
+    {"extra": {"x": 2**70}},
+    {"extra": {1: "x"}},
+]
+
+
+@pytest.mark.req("MBX-1", "MBX-4")
+async def test_a_value_that_cannot_be_is_refused_at_once(mailbox: MailboxProtocol) -> None:
+    """What a program put into a message is checked as the wire would, and nothing of its batch is queued."""
+    for fields in IMPOSSIBLE:
+        bad = MailboxMessage(**{**structs.asdict(message("bad")), **fields})
+        for call in (mailbox.enqueue(bad), mailbox.enqueue_many([message("good"), bad])):
+            with pytest.raises(Refusal) as refused:
+                await call
+            assert refused.value.code is Code.INVALID_FIELD
+    assert await mailbox.peek("bob") == []
+    await mailbox.enqueue(message("good"))
+    assert await ids(mailbox) == ["good"]
 
 
 async def test_a_page_after_another(mailbox: MailboxProtocol) -> None:

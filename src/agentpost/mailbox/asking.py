@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from agentpost.mailbox.interface import MAX_BATCH, MAX_PAGE
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.mailbox import MAX_MESSAGE_BYTES, MailboxMessage, encode_message
+from agentpost.protocol.mailbox import MAX_MESSAGE_BYTES, MailboxMessage, encode_message, from_wire, to_wire
 
 __all__ = ["check_batch", "check_extension", "check_messages", "check_name", "check_page", "checked_reason"]
 
@@ -20,16 +22,34 @@ def check_messages(messages: Sequence[MailboxMessage]) -> list[bytes]:
     check_batch(len(messages))
     bodies: list[bytes] = []
     for message in messages:
+        body = _encoded(message)
         for field, name in (("msg_id", message.msg_id), ("from", message.sender), ("to", message.to)):
             check_name(name, field)
-        try:
-            body = encode_message(message)
-        except (UnicodeEncodeError, TypeError):
-            raise Refusal(Code.INVALID_FIELD, "the message cannot be written as JSON", field="payload") from None
         if len(body) > MAX_MESSAGE_BYTES:
             raise Refusal(Code.TOO_LARGE, f"{len(body)} bytes are more than the {MAX_MESSAGE_BYTES} a message may have")
         bodies.append(body)
     return bodies
+
+
+def _encoded(message: MailboxMessage) -> bytes:
+    """The message as JSON. A program may have put anything into it: what the wire would refuse is refused here."""
+    try:
+        if not message.extra:
+            fields = {
+                "msg_id": message.msg_id,
+                "from": message.sender,
+                "to": message.to,
+                "payload": message.payload,
+                "created_at": message.created_at,
+                "attempt": message.attempt,
+                "protocol_version": message.protocol_version,
+            }
+            msgspec.convert(fields, MailboxMessage)
+            return encode_message(message)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        # The slower way below says what it is.
+        pass
+    return encode_message(from_wire(MailboxMessage, to_wire(message)))
 
 
 def check_name(name: str, field: str) -> None:
