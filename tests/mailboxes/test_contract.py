@@ -113,6 +113,20 @@ async def test_nacks_come_again_later_and_end_as_a_dead_letter(mailbox: MailboxP
     assert await mailbox.peek_dead_letter("bob") == []
 
 
+@pytest.mark.req("MBX-5", "MBX-7")
+@pytest.mark.parametrize("claimed", [3, 2**32 - 1])
+async def test_the_mailbox_counts_its_own_deliveries(mailbox: MailboxProtocol, clock: FakeClock, claimed: int) -> None:
+    """What a sender says of attempts costs its message none of its four deliveries."""
+    await mailbox.enqueue(structs.replace(message(), attempt=claimed))
+    for attempt in range(4):
+        (got,) = await mailbox.dequeue_many("bob", 10)
+        assert got.attempt == attempt
+        await mailbox.nack("bob", "m1", "busy")
+        clock.advance(60_000)
+    (dead,) = await mailbox.peek_dead_letter("bob")
+    assert (dead.attempt, dead.attempts) == (3, 4)
+
+
 @pytest.mark.req("MBX-6")
 async def test_silence_is_a_nack(mailbox: MailboxProtocol, clock: FakeClock) -> None:
     """A message that nobody acks within 30 seconds comes again, counted from when its time was over."""

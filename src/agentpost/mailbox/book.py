@@ -83,7 +83,8 @@ class Book:
                         message.sender,
                         rank,
                         message.created_at,
-                        message.attempt,
+                        # MBX-5: the mailbox counts its own deliveries, whatever the sender says.
+                        0,
                         expires_at_ms,
                         body,
                     )

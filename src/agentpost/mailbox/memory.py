@@ -71,7 +71,7 @@ class MemoryMailbox:
             self._arrivals += 1
             pair = [each for each in self._living(message.to) if each.message.sender == message.sender]
             self._kept[key] = _Kept(
-                message=message,
+                message=replace(message, attempt=0),
                 arrival=self._arrivals,
                 rank=max([message.created_at, *(each.rank for each in pair)]),
                 seen_at_ms=now_ms,
