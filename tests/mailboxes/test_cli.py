@@ -1,5 +1,6 @@
 """`agentpost mailbox` as a person or a program meets it."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -14,7 +15,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from agentpost.edges.cli.main import app
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.interface import MailboxPolicy
 from agentpost.protocol.errors import Code, Refusal
+from tests.mailboxes.building import message
 
 COMMANDS = ["send", "receive", "ack", "nack", "peek", "dead-letter", "purge", "serve", "typescript"]
 
@@ -114,11 +118,36 @@ def test_purge_asks_first_and_dead_letters_are_their_own(shell: Shell) -> None:
     shell.json("send", "bob", "hello", "--id", "m1")
     assert shell.run("purge", "bob", stdin="n\n").exit_code == 1
     assert len(shell.json("peek", "bob")) == 1
+    asked = shell.run("purge", "bob", "-o", "json", stdin="y\n")
+    assert "Drop everything" in asked.stderr
+    assert "Drop everything" not in asked.stdout
+    shell.json("send", "bob", "hello", "--id", "m2")
     assert shell.json("purge", "bob", "--yes") == {"purged": "bob"}
     assert shell.json("peek", "bob") == []
     assert shell.json("send", "bob", "hello", "--id", "m1")["queued"] is False
     assert shell.json("dead-letter", "bob") == []
     assert shell.run("dead-letter", "bob", "--purge").exit_code == 0
+
+
+async def dead_letters(path: Path, count: int) -> None:
+    """Leave so many dead letters of bob in the file."""
+    async with FileMailbox.open(path, policy=MailboxPolicy(max_retries=0)) as mailbox:
+        for first in range(0, count, 400):
+            await mailbox.enqueue_many([message(f"m{first + n:04d}") for n in range(400)])
+            taken = await mailbox.dequeue_many("bob", 400)
+            await asyncio.gather(*(mailbox.nack("bob", each.msg_id, "broken") for each in taken))
+
+
+@pytest.mark.req("MBX-7")
+def test_dead_letters_are_dropped_only_once_all_are_shown(shell: Shell, tmp_path: Path) -> None:
+    """They come page by page; a purge shows every one that it drops, also where they are more than a page."""
+    asyncio.run(dead_letters(tmp_path / "mail.db", 1200))
+    page = shell.json("dead-letter", "bob", "--limit", "2", "--after", "m0004")
+    assert [each["msg_id"] for each in page] == ["m0005", "m0006"]
+    assert "--after" in shell.run("dead-letter", "bob", "--purge", "--after", "m0004").output
+    shown = shell.json("dead-letter", "bob", "--purge")
+    assert [each["msg_id"] for each in shown] == [f"m{n:04d}" for n in range(1200)]
+    assert shell.json("dead-letter", "bob") == []
 
 
 @pytest.mark.req("MBX-10")

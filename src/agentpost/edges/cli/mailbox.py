@@ -15,7 +15,7 @@ from agentpost.edges.cli.mailbox_serve import DEFAULT_FILE, serve
 from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stdout
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, to_wire
+from agentpost.protocol.mailbox import PROTOCOL_VERSION, DeadLetterEntry, MailboxMessage, to_wire
 
 __all__ = ["mailbox_app"]
 
@@ -39,6 +39,8 @@ TokenOption = Annotated[
 ]
 SessionArgument = Annotated[str, typer.Argument(help="Whose mailbox it is.")]
 IdArgument = Annotated[str, typer.Argument(help="The msg_id.")]
+AfterOption = Annotated[str | None, typer.Option("--after", help="The last msg_id of the page before.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
 _DEFAULT_AT = str(DEFAULT_FILE)
 
 T = TypeVar("T")
@@ -111,7 +113,7 @@ def send(
 def receive(
     session: SessionArgument,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for one.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")] = 1,
+    limit: LimitOption = 1,
     ack: Annotated[bool, typer.Option("--ack", help="Acknowledge them at once, once they are printed.")] = False,
     at: AtOption = _DEFAULT_AT,
     token_file: TokenOption = None,
@@ -175,8 +177,8 @@ def nack(
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox peek analyst[/bold]")
 def peek(
     session: SessionArgument,
-    after: Annotated[str | None, typer.Option("--after", help="The last msg_id of the page before.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")] = 50,
+    after: AfterOption = None,
+    limit: LimitOption = 50,
     at: AtOption = _DEFAULT_AT,
     token_file: TokenOption = None,
     output: FormatOption = Format.TEXT,
@@ -193,20 +195,43 @@ def peek(
 @mailbox_app.command("dead-letter", epilog="Example: [bold]agentpost mailbox dead-letter analyst --purge[/bold]")
 def dead_letter(
     session: SessionArgument,
-    drop: Annotated[bool, typer.Option("--purge", help="Drop them, once they are shown.")] = False,
+    after: AfterOption = None,
+    limit: LimitOption = 50,
+    drop: Annotated[bool, typer.Option("--purge", help="Show all of them, then drop them.")] = False,
     at: AtOption = _DEFAULT_AT,
     token_file: TokenOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """The messages that ran out of tries, with why."""
-    found = _with_mailbox(at, token_file, lambda mailbox: mailbox.peek_dead_letter(session))
+    if drop and after is not None:
+        raise typer.BadParameter("--purge drops all of them, so it shows all of them: leave out --after")
+
+    async def work(mailbox: MailboxProtocol) -> None:
+        if not drop:
+            _show_dead(session, await mailbox.peek_dead_letter(session, after=after, limit=limit), output)
+            return
+        found = await _all_dead(mailbox, session)
+        _show_dead(session, found, output)
+        if found:
+            sys.stdout.flush()
+            await mailbox.purge_dead_letter(session)
+
+    _with_mailbox(at, token_file, work)
+
+
+async def _all_dead(mailbox: MailboxProtocol, session: str) -> list[DeadLetterEntry]:
+    found: list[DeadLetterEntry] = []
+    while page := await mailbox.peek_dead_letter(session, after=found[-1].msg_id if found else None):
+        found += page
+    return found
+
+
+def _show_dead(session: str, found: list[DeadLetterEntry], output: Format) -> None:
     if output is Format.JSON:
         print_json([to_wire(each) for each in found])
-    else:
-        rows = [(escape(each.msg_id), escape(each.sender), str(each.attempts), escape(each.reason)) for each in found]
-        print_table(f"Dead letters of {escape(session)}", ("msg_id", "from", "attempts", "reason"), rows, numbers=(2,))
-    if drop:
-        _with_mailbox(at, token_file, lambda mailbox: mailbox.purge_dead_letter(session))
+        return
+    rows = [(escape(each.msg_id), escape(each.sender), str(each.attempts), escape(each.reason)) for each in found]
+    print_table(f"Dead letters of {escape(session)}", ("msg_id", "from", "attempts", "reason"), rows, numbers=(2,))
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox purge analyst --yes[/bold]")
@@ -219,7 +244,8 @@ def purge(
 ) -> None:
     """Drop what is pending and in flight. Dead letters stay."""
     if not yes:
-        typer.confirm(f"Drop everything that waits for {session}?", abort=True)
+        # Not on stdout, where a program reads JSON.
+        typer.confirm(f"Drop everything that waits for {session}?", abort=True, err=True)
     _with_mailbox(at, token_file, lambda mailbox: mailbox.purge(session))
     _done("purged", session, output)
 
