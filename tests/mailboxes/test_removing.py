@@ -7,6 +7,7 @@ import pytest
 
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxPolicy
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import MailboxState
 from agentpost.store.database import Database
 from agentpost.testing import FakeClock
@@ -114,3 +115,26 @@ async def test_what_expires_before_older_messages_expires_in_time(tmp_path: Path
         await patient.sweep()
         assert (await patient.state_of("bob", "m2"))[0] is MailboxState.EXPIRED
         assert (await patient.enqueue(message("m4"))).pending == 1
+
+
+@pytest.mark.req("MBX-4", "MBX-6")
+async def test_a_day_of_expired_mail_holds_up_nobody(tmp_path: Path, clock: FakeClock) -> None:
+    """However much has expired, a call ends a little of it, and still hands out the first message that lives."""
+    path = tmp_path / "mail.db"
+    async with FileMailbox.open(path, clock=clock, blocking=True) as mailbox:
+        for first in range(0, 3000, 1000):
+            await mailbox.enqueue_many([message(f"m{first + n}") for n in range(1000)])
+        assert len(await mailbox.dequeue_many("bob", 600)) == 600
+        clock.advance(86_400_000)
+        await mailbox.enqueue(message("new"))
+        got = await mailbox.dequeue("bob")
+        assert got is not None
+        assert got.msg_id == "new"
+        assert kept(path)[0] > 2000
+        with pytest.raises(Refusal) as refused:
+            await mailbox.ack("bob", "m599")
+        assert refused.value.code is Code.INVALID_TRANSITION
+        assert (await mailbox.state_of("bob", "m2999"))[0] is MailboxState.EXPIRED
+        assert kept(path)[0] > 2000
+        assert [each.msg_id for each in await mailbox.peek("bob")] == ["new"]
+        assert kept(path) == (1, 1)

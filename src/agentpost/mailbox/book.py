@@ -133,11 +133,8 @@ class Book:
         picker = Picker(self._database, session, now_ms=now_ms)
         taken: list[Picked] = []
         while len(taken) < limit and (found := picker.next_messages(limit - len(taken))):
-            # The sweep above may have left some: nobody is handed what has expired.
-            self.endings.end([each.stored for each in found if each.stored.expires_at_ms <= now_ms], MailboxSignal.TTL)
-            living = [each for each in found if each.stored.expires_at_ms > now_ms]
-            self._hand_out(living, now_ms)
-            taken += living
+            self._hand_out(found, now_ms)
+            taken += found
         tried = [(each.stored.id,) for each in taken if each.stored.retry_at_ms is not None]
         self._database.run_many(SQL.no_retry, tried)
         return taken
@@ -167,22 +164,18 @@ class Book:
             if not self.endings.ack(session_name, msg_id, now_ms=now_ms):
                 # Not in flight, or no longer: a repeat changes nothing, anything else refuses.
                 self._database.begin_if_none()
-                while self.endings.sweep_if_due(now_ms=now_ms):
-                    pass
-                walk(MAILBOX, self._look_up(session_name, msg_id)[0], MailboxSignal.ACK)
+                walk(MAILBOX, self._look_up(session_name, msg_id, now_ms)[0], MailboxSignal.ACK)
         if not is_alone:
             self.endings.remove_acked()
 
     def nack(self, session_name: str, msg_id: str, reason: str, *, now_ms: int) -> None:
-        self.endings.sweep_if_due(now_ms=now_ms)
-        each = self._moved(session_name, msg_id, MailboxSignal.NACK)
+        each = self._moved(session_name, msg_id, MailboxSignal.NACK, now_ms)
         if each is not None:
             self.endings.nack(each, reason, at_ms=now_ms)
 
     def extend(self, session_name: str, msg_id: str, seconds: float, *, now_ms: int) -> None:
-        self.endings.sweep_if_due(now_ms=now_ms)
         # Only what may be acked now may have more time; a repeat of an ack has nothing to extend.
-        each = self._moved(session_name, msg_id, MailboxSignal.ACK)
+        each = self._moved(session_name, msg_id, MailboxSignal.ACK, now_ms)
         if each is None:
             raise Refusal(Code.INVALID_TRANSITION, f"message {msg_id} is acked already")
         until_ms = min(now_ms + round(seconds * 1000), each.expires_at_ms)
@@ -193,7 +186,7 @@ class Book:
         session = self._known_session(session_name)
         if session is None:
             return []
-        start = None if after is None else self._living(session_name, after)
+        start = None if after is None else self._living(session_name, after, now_ms)
         rows: list[MessageSummary] = []
         if start is None or start.state is MailboxState.IN_FLIGHT:
             rows += self._page(SQL.page_in_flight, MailboxState.IN_FLIGHT, (session, *_place(start), now_ms, limit))
@@ -221,11 +214,13 @@ class Book:
             ):
                 self._database.run(step, (session,))
 
-    def peek_dead_letter(self, session_name: str, *, after: str | None, limit: int) -> list[DeadLetterEntry]:
+    def peek_dead_letter(
+        self, session_name: str, *, after: str | None, limit: int, now_ms: int
+    ) -> list[DeadLetterEntry]:
         session = self._known_session(session_name)
         if session is None:
             return []
-        start = _START if after is None else self._dead(session_name, after)[:2]
+        start = _START if after is None else self._dead(session_name, after, now_ms)[:2]
         rows = self._database.rows(SQL.page_dead, (session, *start, limit))
         return [
             DeadLetterEntry.of(
@@ -245,22 +240,22 @@ class Book:
         self.endings.sweep_if_due(now_ms=now_ms)
         return [name for (name,) in self._database.rows(SQL.waiting_abroad)]
 
-    def state_of(self, session_name: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
+    def state_of(self, session_name: str, msg_id: str, *, now_ms: int) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, and why it is a dead letter; None for what is purged or never was."""
         try:
-            state, message = self._look_up(session_name, msg_id)
+            state, message = self._look_up(session_name, msg_id, now_ms)
         except Refusal:
             return None, None
         dead = None if message is None else self._database.row(SQL.dead_letter, (message,))
         return state, None if dead is None else dead[2]
 
-    def _moved(self, session_name: str, msg_id: str, signal: MailboxSignal) -> Stored | None:
+    def _moved(self, session_name: str, msg_id: str, signal: MailboxSignal, now_ms: int) -> Stored | None:
         """The message that the signal moves; None if it leaves it as it is (a repeat). What it cannot move refuses."""
-        state, message = self._look_up(session_name, msg_id)
+        state, message = self._look_up(session_name, msg_id, now_ms)
         return stored(self._database.row(SQL.message, (message,))) if walk(MAILBOX, state, signal) else None
 
-    def _look_up(self, session_name: str, msg_id: str) -> tuple[MailboxState, int | None]:
-        """The state of a message, and its number if it, or its dead letter, is there."""
+    def _look_up(self, session_name: str, msg_id: str, now_ms: int) -> tuple[MailboxState, int | None]:
+        """The state of a message as of now, and its number if it, or its dead letter, is there."""
         session = self._known_session(session_name)
         row = None if session is None else self._database.row(SQL.remembered, (session, msg_id))
         if row is None or row[0] == "purged":
@@ -269,16 +264,18 @@ class Book:
         if ended is not None:
             state = MailboxState(ended)
             return state, message if state is MailboxState.DEAD_LETTER else None
+        if self.endings.end_if_over(stored(self._database.row(SQL.message, (message,))), now_ms=now_ms):
+            return self._look_up(session_name, msg_id, now_ms)
         return MailboxState.PENDING if until_ms is None else MailboxState.IN_FLIGHT, message
 
-    def _living(self, session_name: str, msg_id: str) -> Stored:
-        state, message = self._look_up(session_name, msg_id)
+    def _living(self, session_name: str, msg_id: str, now_ms: int) -> Stored:
+        state, message = self._look_up(session_name, msg_id, now_ms)
         if message is None or state is MailboxState.DEAD_LETTER:
             raise _not_there(msg_id)
         return stored(self._database.row(SQL.message, (message,)))
 
-    def _dead(self, session_name: str, msg_id: str) -> Row:
-        state, message = self._look_up(session_name, msg_id)
+    def _dead(self, session_name: str, msg_id: str, now_ms: int) -> Row:
+        state, message = self._look_up(session_name, msg_id, now_ms)
         if message is None or state is not MailboxState.DEAD_LETTER:
             raise _not_there(msg_id)
         return self._database.row(SQL.dead_letter, (message,)) or _no_row()

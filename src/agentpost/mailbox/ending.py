@@ -99,13 +99,21 @@ class Endings:
         acked = [stored(row) for row in rows if row[9]]
         if acked:
             self._remove(acked)
-        overdue = [stored(row) for row in rows if not row[9]]
-        self.end([each for each in overdue if each.expires_at_ms <= now_ms], MailboxSignal.TTL)
-        for each in overdue:
-            if each.expires_at_ms > now_ms:
-                # As if it had been nacked when its time was over, not when somebody looked.
-                self.nack(each, _SILENCE, at_ms=each.spot[1], signal=MailboxSignal.IN_FLIGHT_TIMEOUT)
+        for row in rows:
+            if not row[9]:
+                self.end_if_over(stored(row), now_ms=now_ms)
         return len(expired) + len(rows)
+
+    def end_if_over(self, each: Stored, *, now_ms: int) -> bool:
+        """End a message that outlived its time, or nack it if nobody acked it in time; False if neither."""
+        if each.expires_at_ms <= now_ms:
+            self.end([each], MailboxSignal.TTL)
+        elif each.in_flight_until_ms is not None and each.in_flight_until_ms <= now_ms:
+            # As if it had been nacked when its time was over, not when somebody looked.
+            self.nack(each, _SILENCE, at_ms=each.in_flight_until_ms, signal=MailboxSignal.IN_FLIGHT_TIMEOUT)
+        else:
+            return False
+        return True
 
     def _past_ttl(self, after: int, look_at: int, *, now_ms: int) -> list[Stored]:
         return [stored(row) for row in self._database.rows(SQL.past_ttl, (after, look_at, now_ms))]

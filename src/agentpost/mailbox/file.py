@@ -178,7 +178,9 @@ class FileMailbox:
     ) -> list[DeadLetterEntry]:
         asking.check_name(session, "session")
         asking.check_page(limit)
-        return await self._swept(lambda _: self._book.peek_dead_letter(session, after=after, limit=limit))
+        return await self._swept(
+            lambda now_ms: self._book.peek_dead_letter(session, after=after, limit=limit, now_ms=now_ms)
+        )
 
     async def purge_dead_letter(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -186,7 +188,7 @@ class FileMailbox:
 
     async def state_of(self, session: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
-        return await self._swept(lambda _: self._book.state_of(session, msg_id))
+        return await self._run(lambda now_ms: self._book.state_of(session, msg_id, now_ms=now_ms), must_last=False)
 
     async def waiting_abroad(self) -> list[str]:
         """The sessions with an @ in their names for which something is pending."""
@@ -204,12 +206,13 @@ class FileMailbox:
     async def _swept(self, look: Callable[[int], T]) -> T:
         """A look at the mailbox as it is now, not as somebody's last call left it."""
 
-        def work(now_ms: int) -> T:
-            while self._book.endings.sweep_if_due(now_ms=now_ms):
-                pass
-            return look(now_ms)
+        def work(now_ms: int) -> tuple[T] | None:
+            return None if self._book.endings.sweep_if_due(now_ms=now_ms) else (look(now_ms),)
 
-        return await self._run(work, must_last=False)
+        # A sweep a transaction, so that others have their turn however much there is.
+        while (seen := await self._run(work, must_last=False)) is None:
+            pass
+        return seen[0]
 
     def _run(self, work: Callable[[int], T], *, must_last: bool = True, begins: bool = True) -> Awaitable[T]:
         # The time is that of the transaction, so that who comes later is later.

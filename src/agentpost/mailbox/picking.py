@@ -72,13 +72,14 @@ class Picker:
     def __init__(self, database: Database, session: int, *, now_ms: int) -> None:
         self._database = database
         self._session = session
+        self._now_ms = now_ms
         # From which message on a sender is held back; nearly always empty.
         self._held: dict[str, int] = dict(database.rows(SQL.holding, (session, now_ms)))
 
     def next_messages(self, limit: int) -> list[Picked]:
-        """The next ones, in order, at most `limit`; what was picked before must not be pending any more."""
+        """The next ones that live, in order, at most `limit`; what was picked before must not be pending any more."""
         wanted = limit if not self._held else limit + _LOOK_AHEAD
-        first = [picked(row) for row in self._database.rows(SQL.first_pending, (self._session, wanted))]
+        first = [picked(row) for row in self._database.rows(SQL.first_pending, (self._session, self._now_ms, wanted))]
         free = [each for each in first if not self._is_held(each.stored)]
         if free or len(first) < wanted:
             return free[:limit]
@@ -92,5 +93,6 @@ class Picker:
         while (found := self._database.value(SQL.next_sender, (self._session, sender))) is not None:
             sender = found
             before_id = self._held.get(sender, _BEYOND_ALL)
-            for row in self._database.rows(SQL.pending_of_sender, (self._session, sender, before_id, limit)):
+            where = (self._session, sender, before_id, self._now_ms, limit)
+            for row in self._database.rows(SQL.pending_of_sender, where):
                 yield picked(row)

@@ -59,10 +59,10 @@ WHERE l.line = (SELECT id FROM sessions WHERE name = ?1) AND l.place >= 0 ORDER 
 -- name: first_pending
 SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, m.body
 FROM lines AS l JOIN messages AS m ON m.id = l.message
-WHERE l.line = ? AND l.place >= 0 ORDER BY l.place, l.message LIMIT ?
+WHERE l.line = ?1 AND l.place >= 0 AND m.expires_at_ms > ?2 ORDER BY l.place, l.message LIMIT ?3
 
 -- name: holding
-SELECT sender, min(id) FROM messages WHERE session = ? AND retry_at_ms > ? GROUP BY sender
+SELECT sender, min(id) FROM messages WHERE session = ?1 AND retry_at_ms > ?2 AND expires_at_ms > ?2 GROUP BY sender
 
 -- name: next_sender
 SELECT sender FROM messages WHERE session = ? AND sender > ? ORDER BY sender LIMIT 1
@@ -70,8 +70,9 @@ SELECT sender FROM messages WHERE session = ? AND sender > ? ORDER BY sender LIM
 -- name: pending_of_sender
 SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, m.body
 FROM messages AS m JOIN remembered AS r ON r.session = m.session AND r.msg_id = m.msg_id
-WHERE m.session = ? AND m.sender = ? AND m.id < ? AND r.ended IS NULL AND r.in_flight_until_ms IS NULL
-ORDER BY m.id LIMIT ?
+WHERE m.session = ?1 AND m.sender = ?2 AND m.id < ?3 AND m.expires_at_ms > ?4
+  AND r.ended IS NULL AND r.in_flight_until_ms IS NULL
+ORDER BY m.id LIMIT ?5
 
 -- name: move_in_line
 UPDATE lines SET line = ?, place = ? WHERE line = ? AND place = ? AND message = ?
