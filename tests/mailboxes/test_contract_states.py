@@ -237,6 +237,38 @@ async def test_a_reason_may_be_anything_but_not_endless(mailbox: MailboxProtocol
     assert len(entry.reason) < 20_000
 
 
+@pytest.mark.req("MBX-4", "MBX-10")
+async def test_no_answer_is_larger_than_a_transport_carries(mailbox: MailboxProtocol, clock: FakeClock) -> None:
+    """However many large messages are asked for, each answer has some of them, and all of them come."""
+    large = [message(f"m{n:02d}", payload="x" * 1_000_000) for n in range(18)]
+    for first in (0, 9):
+        await mailbox.enqueue_many(large[first : first + 9])
+    got = [await ids(mailbox, 18) for _ in range(3)]
+    assert [len(each) for each in got] == [8, 8, 2]
+    assert sum(got, []) == [each.msg_id for each in large]
+    clock.advance(60_000)
+    # Another sender is held back, so the careful way is taken.
+    for msg_id in await ids(mailbox, 1):
+        await mailbox.nack("bob", msg_id, "busy")
+    clock.advance(60_000)
+    await mailbox.enqueue_many([message("held", sender="eve", created_at=1), message("behind", sender="eve")])
+    assert await ids(mailbox, 1) == ["held"]
+    await mailbox.nack("bob", "held", "busy")
+    assert len(await ids(mailbox, 18)) == 8
+
+
+@pytest.mark.req("MBX-10")
+async def test_no_page_is_larger_than_a_transport_carries(mailbox: MailboxProtocol) -> None:
+    """Pages of long names, which are longer still as JSON, have fewer lines, and nothing is left out."""
+    names = [f"{n:03d}" + "\0" * 15_000 for n in range(120)]
+    await mailbox.enqueue_many([message(name) for name in names])
+    seen: list[str] = []
+    while page := await mailbox.peek("bob", after=seen[-1] if seen else None):
+        assert len(page) < 120
+        seen += [each.msg_id for each in page]
+    assert seen == names
+
+
 @pytest.mark.req("MBX-7")
 async def test_dead_letters_come_page_by_page(mailbox: MailboxProtocol, clock: FakeClock) -> None:
     """Each dead letter is on one page, in the order of the messages."""

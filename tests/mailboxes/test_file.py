@@ -9,7 +9,8 @@ import pytest
 
 from agentpost.mailbox.book import Book
 from agentpost.mailbox.file import FileMailbox
-from agentpost.mailbox.interface import MailboxPolicy
+from agentpost.mailbox.interface import MailboxPolicy, MailboxProtocol
+from agentpost.mailbox.memory import MemoryMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import encode_message
 from agentpost.store.database import Database, FileKind
@@ -84,6 +85,27 @@ def test_old_ids_are_forgotten_a_stretch_at_a_time(tmp_path: Path) -> None:
         assert max(forgotten) <= 64
         assert database.value("SELECT count(*) FROM remembered") == 30
         assert [book.endings.forget(now_ms=START_MS + 101_000, look_at=64) for _ in range(4)] == [0] * 4
+
+
+@pytest.mark.req("MBX-7", "MBX-10")
+@pytest.mark.parametrize("kind", [FileMailbox, MemoryMailbox])
+async def test_large_dead_letters_make_short_pages(kind: type, tmp_path: Path, clock: FakeClock) -> None:
+    """A page of dead letters is never more than a transport carries, and the pages together are all of them."""
+    policy = MailboxPolicy(max_retries=0)
+    mailbox: MailboxProtocol = (
+        FileMailbox.open(tmp_path / "mail.db", policy=policy, clock=clock)
+        if kind is FileMailbox
+        else MemoryMailbox(policy=policy, clock=clock)
+    )
+    for n in range(10):
+        await mailbox.enqueue(message(f"m{n}", payload="x" * 1_000_000))
+        await mailbox.dequeue("bob")
+        await mailbox.nack("bob", f"m{n}", "too large for me")
+    first = await mailbox.peek_dead_letter("bob")
+    second = await mailbox.peek_dead_letter("bob", after=first[-1].msg_id)
+    assert [each.msg_id for each in (*first, *second)] == [f"m{n}" for n in range(10)]
+    assert len(first) == 8
+    await mailbox.close()
 
 
 async def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:

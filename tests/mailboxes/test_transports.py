@@ -12,6 +12,7 @@ import pytest
 import agentpost
 from agentpost.edges.mailbox.carriers import UnixCarrier, WebSocketCarrier
 from agentpost.edges.mailbox.connecting import connect_mailbox
+from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.edges.mailbox.serving import serve_http
 from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
@@ -142,6 +143,26 @@ async def test_the_socket_is_the_owners_and_only_one_serves_it(file: FileMailbox
     assert path.read_text() == "somebody's file"
 
 
+@pytest.mark.req("MBX-10")
+async def test_a_call_that_is_too_large_is_told(file: FileMailbox, tmp_path: Path) -> None:
+    """A client refuses to send it and goes on; who sends such a line all the same gets the code before the end."""
+    many = [message(f"m{n}", payload="x" * 1_000_000) for n in range(18)]
+    async with (
+        serve_unix(file, tmp_path / "mail.sock"),
+        await connect_mailbox(f"unix:{tmp_path}/mail.sock") as mailbox,
+    ):
+        with pytest.raises(Refusal) as refused:
+            await mailbox.enqueue_many(many)
+        assert refused.value.code is Code.TOO_LARGE
+        assert await mailbox.peek("bob") == []
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "mail.sock")
+        writer.write(b"x" * (MAX_REQUEST_BYTES + 1))
+        answer = json.loads(await asyncio.wait_for(reader.readline(), 60))
+        assert answer["error"]["data"]["code"] == "too_large"
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
 async def test_a_server_that_goes_away_is_told(file: FileMailbox, tmp_path: Path) -> None:
     """A call on a connection whose server stopped is refused as unavailable, and does not hang."""
     async with serve_unix(file, tmp_path / "mail.sock"):
@@ -150,6 +171,10 @@ async def test_a_server_that_goes_away_is_told(file: FileMailbox, tmp_path: Path
         await carrier.call("peek", {"session": "bob"})
     with pytest.raises(Refusal) as refused:
         await waiting
+    assert refused.value.code is Code.UNAVAILABLE
+    with pytest.raises(Refusal) as refused:
+        # Without the time that an answer may take.
+        await asyncio.wait_for(carrier.call("peek", {"session": "bob"}), 30)
     assert refused.value.code is Code.UNAVAILABLE
     await carrier.close()
 

@@ -4,14 +4,16 @@ What is refused before the first write leaves the transaction as it was. A batch
 whoever began the transaction rolls it back.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from agentpost.mailbox.ending import Endings
+from agentpost.mailbox.fitting import ALWAYS_FIT, size_of_summary, that_fit
 from agentpost.mailbox.interface import MailboxPolicy
-from agentpost.mailbox.picking import Picked, Picker, Stored, picked, stored
+from agentpost.mailbox.picking import Picked, Picker, Stored, stored
 from agentpost.mailbox.statements import SQL
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.machine import walk
@@ -115,16 +117,18 @@ class Book:
         return rank
 
     def dequeue(self, session_name: str, limit: int, *, now_ms: int) -> list[MailboxMessage]:
-        rows = self._database.rows(SQL.next_in_line, (session_name, now_ms, limit))
+        fitting = limit
+        if limit > ALWAYS_FIT:
+            sizes = self._database.rows(SQL.sizes_in_line, (session_name, limit))
+            fitting = len(that_fit(sizes, lambda row: row[0]))
+        rows = self._database.rows(SQL.next_in_line, (session_name, now_ms, fitting))
         # The last column says whether there may be more to it than that these are the next.
-        if rows and not any(row[-1] for row in rows):
-            taken = [picked(row) for row in rows]
-            self._hand_out(taken, now_ms)
-        else:
-            taken = self._take_with_care(session_name, limit, now_ms)
-        return [restored_message(each.body, attempt=each.stored.attempt) for each in taken]
+        if not rows or any(row[-1] for row in rows):
+            return self._take_with_care(session_name, limit, now_ms)
+        self._hand_out([stored(row) for row in rows], now_ms)
+        return [restored_message(row[9], attempt=row[5]) for row in rows]
 
-    def _take_with_care(self, session_name: str, limit: int, now_ms: int) -> list[Picked]:
+    def _take_with_care(self, session_name: str, limit: int, now_ms: int) -> list[MailboxMessage]:
         """Hand out the next messages where time has done something, or a sender may be held back."""
         self.endings.sweep_if_due(now_ms=now_ms)
         session = self._known_session(session_name)
@@ -132,28 +136,32 @@ class Book:
             return []
         picker = Picker(self._database, session, now_ms=now_ms)
         taken: list[Picked] = []
-        while len(taken) < limit and (found := picker.next_messages(limit - len(taken))):
-            self._hand_out(found, now_ms)
-            taken += found
+        fit = True
+        while fit and len(taken) < limit and (found := picker.next_messages(limit - len(taken))):
+            fitting = that_fit([*taken, *found], lambda each: each.body_bytes)[len(taken) :]
+            fit = len(fitting) == len(found)
+            if fitting:
+                self._hand_out([each.stored for each in fitting], now_ms)
+            taken += fitting
+        if not taken:
+            return []
         tried = [(each.stored.id,) for each in taken if each.stored.retry_at_ms is not None]
         self._database.run_many(SQL.no_retry, tried)
-        return taken
+        bodies = dict(self._database.rows_packed(SQL.bodies, (), array("q", [each.stored.id for each in taken])))
+        return [restored_message(bodies[each.stored.id], attempt=each.stored.attempt) for each in taken]
 
-    def _hand_out(self, living: Sequence[Picked], now_ms: int) -> None:
-        if not living:
-            return
+    def _hand_out(self, living: Sequence[Stored], now_ms: int) -> None:
         due_at_ms = now_ms + round(self._policy.in_flight_timeout_seconds * 1000)
         moves: list[tuple[int, ...]] = []
         notes: list[tuple[object, ...]] = []
-        for each in living:
-            found = each.stored
+        for found in living:
             # No ack comes in time after a message has expired.
             until_ms = min(due_at_ms, found.expires_at_ms)
             moves.append(found.move(until_ms))
             notes.append((until_ms, found.session, found.msg_id))
         self._database.run_many(SQL.move_in_line, moves)
         self._database.run_many(SQL.note_in_flight, notes)
-        self._database.run(SQL.count_pending, (-len(living), living[0].stored.session))
+        self._database.run(SQL.count_pending, (-len(living), living[0].session))
 
     def ack(self, session_name: str, msg_ids: Sequence[str], *, now_ms: int) -> None:
         # One ack is one statement, and needs no transaction of several.
@@ -194,7 +202,7 @@ class Book:
         if len(rows) < limit:
             place = (session, *_place(start), now_ms, limit - len(rows))
             rows += self._page(SQL.page_pending, MailboxState.PENDING, place)
-        return rows
+        return that_fit(rows, size_of_summary)
 
     def _page(self, sql: str, state: MailboxState, values: Sequence[int]) -> list[MessageSummary]:
         return [
@@ -221,12 +229,15 @@ class Book:
         if session is None:
             return []
         start = _START if after is None else self._dead(session_name, after, now_ms)[:2]
-        rows = self._database.rows(SQL.page_dead, (session, *start, limit))
+        page = that_fit(self._database.rows(SQL.page_dead, (session, *start, limit)), lambda row: row[1])
+        if not page:
+            return []
+        rows = self._database.rows_packed(SQL.dead_letters, (), array("q", [row[0] for row in page]))
         return [
             DeadLetterEntry.of(
                 restored_message(body, attempt=attempt), reason=reason, failed_at=failed_at, attempts=attempts
             )
-            for body, attempt, reason, failed_at, attempts, _, _ in rows
+            for body, attempt, reason, failed_at, attempts in rows
         ]
 
     def purge_dead_letter(self, session_name: str) -> None:

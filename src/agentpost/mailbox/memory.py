@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.mailbox import asking
+from agentpost.mailbox.fitting import size_of_summary, that_fit
 from agentpost.mailbox.interface import MAX_PAGE, MailboxPolicy
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.machine import walk
@@ -19,6 +20,7 @@ from agentpost.protocol.mailbox import (
     MailboxSignal,
     MailboxState,
     MessageSummary,
+    encode_message,
     nack_outcome,
 )
 from agentpost.world import Clock, SystemClock
@@ -111,6 +113,7 @@ class MemoryMailbox:
                 held.add(each.message.sender)
             elif len(taken) < limit:
                 taken.append(each)
+        taken = that_fit(taken, lambda each: len(encode_message(each.message)))
         for each in taken:
             each.state = MailboxState.IN_FLIGHT
             each.due_at_ms = now_ms + round(self._policy.in_flight_timeout_seconds * 1000)
@@ -144,7 +147,7 @@ class MemoryMailbox:
         asking.check_page(limit)
         self._sweep()
         order = sorted(self._living(session), key=lambda each: (each.state is MailboxState.PENDING, each.place))
-        return [
+        page = [
             MessageSummary(
                 msg_id=each.message.msg_id,
                 sender=each.message.sender,
@@ -154,6 +157,7 @@ class MemoryMailbox:
             )
             for each in self._page(session, order, after, limit)
         ]
+        return that_fit(page, size_of_summary)
 
     async def purge(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -167,7 +171,8 @@ class MemoryMailbox:
         asking.check_page(limit)
         self._sweep()
         order = sorted(self._dead(session), key=lambda each: each.arrival)
-        return [each.dead for each in self._page(session, order, after, limit) if each.dead is not None]
+        page = [each.dead for each in self._page(session, order, after, limit) if each.dead is not None]
+        return that_fit(page, lambda each: len(encode_message(each)) + 6 * len(each.reason.encode()))
 
     async def purge_dead_letter(self, session: str) -> None:
         asking.check_name(session, "session")

@@ -13,7 +13,7 @@ from agentpost.mailbox.statements import SQL
 from agentpost.protocol.mailbox import MailboxState
 from agentpost.store.database import Database, Row
 
-__all__ = ["Picked", "Picker", "Stored", "picked", "stored"]
+__all__ = ["Picked", "Picker", "Stored", "stored"]
 
 _LOOK_AHEAD: Final = 64
 _BEYOND_ALL: Final = 2**63 - 1
@@ -53,7 +53,7 @@ class Stored(Struct, frozen=True, gc=False):
 
 class Picked(Struct, frozen=True, gc=False):
     stored: Stored
-    body: bytes
+    body_bytes: int
 
 
 def stored(row: Row | None) -> Stored:
@@ -62,7 +62,7 @@ def stored(row: Row | None) -> Stored:
     return Stored(*row[:9])
 
 
-def picked(row: Row) -> Picked:
+def _picked(row: Row) -> Picked:
     return Picked(Stored(*row[:9]), row[9])
 
 
@@ -79,7 +79,7 @@ class Picker:
     def next_messages(self, limit: int) -> list[Picked]:
         """The next ones that live, in order, at most `limit`; what was picked before must not be pending any more."""
         wanted = limit if not self._held else limit + _LOOK_AHEAD
-        first = [picked(row) for row in self._database.rows(SQL.first_pending, (self._session, self._now_ms, wanted))]
+        first = [_picked(row) for row in self._database.rows(SQL.first_pending, (self._session, self._now_ms, wanted))]
         free = [each for each in first if not self._is_held(each.stored)]
         if free or len(first) < wanted:
             return free[:limit]
@@ -95,4 +95,4 @@ class Picker:
             before_id = self._held.get(sender, _BEYOND_ALL)
             where = (self._session, sender, before_id, self._now_ms, limit)
             for row in self._database.rows(SQL.pending_of_sender, where):
-                yield picked(row)
+                yield _picked(row)

@@ -30,6 +30,7 @@ class _RpcCarrier(ABC):
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._has_ended = False
         self._tasks = TaskOwner("mailbox client")
         self.pushed: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -44,13 +45,16 @@ class _RpcCarrier(ABC):
         """The next message; None once there will be none."""
 
     async def call(self, method: str, parameters: Mapping[str, Any]) -> Any:
+        if self._has_ended:
+            raise _gone()
         number = next(self._numbers)
+        data = msgspec.json.encode({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters})
+        if len(data) > MAX_REQUEST_BYTES:
+            raise Refusal(Code.TOO_LARGE, f"{len(data)} bytes are more than the {MAX_REQUEST_BYTES} a call may have")
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answered
         try:
-            await self._send(
-                msgspec.json.encode({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters})
-            )
+            await self._send(data)
             return await asyncio.wait_for(answered, _TIMEOUT_SECONDS)
         except TimeoutError:
             raise Refusal(Code.UNAVAILABLE, "the mailbox does not answer") from None
@@ -64,13 +68,21 @@ class _RpcCarrier(ABC):
             while (data := await self._receive()) is not None:
                 self._take(msgspec.json.decode(data, type=dict[str, Any]))
         finally:
-            for answered in self._waiting.values():
-                if not answered.done():
-                    answered.set_exception(_gone())
+            self._has_ended = True
+            self._fail(_gone())
+
+    def _fail(self, refusal: Refusal) -> None:
+        for answered in self._waiting.values():
+            if not answered.done():
+                answered.set_exception(refusal)
 
     def _take(self, message: dict[str, Any]) -> None:
         if message.get("method") == "message":
             self.pushed.put_nowait(message["params"])
+            return
+        if message.get("id") is None and "error" in message:
+            # What was sent could not be read, so it is not said which call that was.
+            self._fail(refusal_of(message["error"].get("data")))
             return
         answered = self._waiting.get(cast(int, message.get("id")))
         if answered is None or answered.done():
@@ -103,7 +115,8 @@ class UnixCarrier(_RpcCarrier):
         await self._writer.drain()
 
     async def _receive(self) -> bytes | None:
-        with contextlib.suppress(ConnectionError):
+        # ValueError: a line longer than any answer may be, behind which nothing can be found.
+        with contextlib.suppress(ConnectionError, ValueError):
             return await self._reader.readline() or None
         return None
 

@@ -46,6 +46,10 @@ class RpcConnection:
         await self._free.acquire()
         self._tasks.spawn(self._answer(data), name="call")
 
+    async def refuse(self, refusal: Refusal) -> None:
+        """Say what is wrong with something that cannot be read, so that nobody knows which call it was."""
+        await self._write(msgspec.json.encode(_error(None, _INVALID_REQUEST, refusal)))
+
     async def close(self) -> None:
         await self._tasks.close()
 

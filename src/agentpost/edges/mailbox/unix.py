@@ -80,16 +80,15 @@ async def _serve_one(mailbox: MailboxProtocol, reader: asyncio.StreamReader, wri
 
     connection = RpcConnection(mailbox, write)
     try:
-        while line := await _next_line(reader):
+        while line := await reader.readline():
             await connection.receive(line)
+    except ValueError:
+        # There is no telling where the next line starts.
+        await connection.refuse(
+            Refusal(Code.TOO_LARGE, f"a call may have {MAX_REQUEST_BYTES} bytes", hint="Send fewer messages at a time.")
+        )
+    except ConnectionError:
+        pass
     finally:
         await connection.close()
         writer.close()
-
-
-async def _next_line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readline()
-    except (ConnectionError, ValueError):
-        # A line longer than any call may be: there is no telling where the next one starts.
-        return b""

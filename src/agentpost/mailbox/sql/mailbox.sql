@@ -56,8 +56,15 @@ SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.
 FROM lines AS l JOIN messages AS m ON m.id = l.message
 WHERE l.line = (SELECT id FROM sessions WHERE name = ?1) AND l.place >= 0 ORDER BY l.place, l.message LIMIT ?3
 
+-- name: sizes_in_line
+SELECT length(m.body) FROM lines AS l JOIN messages AS m ON m.id = l.message
+WHERE l.line = (SELECT id FROM sessions WHERE name = ?) AND l.place >= 0 ORDER BY l.place, l.message LIMIT ?
+
+-- name: bodies
+SELECT id, body FROM messages WHERE id IN carray(?1)
+
 -- name: first_pending
-SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, m.body
+SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, length(m.body)
 FROM lines AS l JOIN messages AS m ON m.id = l.message
 WHERE l.line = ?1 AND l.place >= 0 AND m.expires_at_ms > ?2 ORDER BY l.place, l.message LIMIT ?3
 
@@ -68,7 +75,7 @@ SELECT sender, min(id) FROM messages WHERE session = ?1 AND retry_at_ms > ?2 AND
 SELECT sender FROM messages WHERE session = ? AND sender > ? ORDER BY sender LIMIT 1
 
 -- name: pending_of_sender
-SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, m.body
+SELECT m.id, m.session, m.msg_id, m.sender, m.rank, m.attempt, m.retry_at_ms, m.expires_at_ms, NULL, length(m.body)
 FROM messages AS m JOIN remembered AS r ON r.session = m.session AND r.msg_id = m.msg_id
 WHERE m.session = ?1 AND m.sender = ?2 AND m.id < ?3 AND m.expires_at_ms > ?4
   AND r.ended IS NULL AND r.in_flight_until_ms IS NULL
@@ -161,12 +168,16 @@ ORDER BY m.rank, m.id LIMIT ?5
 SELECT rank, id, reason FROM dead_letters WHERE id = ?
 
 -- name: page_dead
-SELECT body, attempt, reason, failed_at, attempts, rank, id FROM dead_letters
+-- Six bytes are what a character of a reason may take as JSON.
+SELECT id, length(body) + 6 * octet_length(reason), rank FROM dead_letters
 WHERE session = ?1 AND rank = ?2 AND id > ?3
 UNION ALL
-SELECT body, attempt, reason, failed_at, attempts, rank, id FROM dead_letters
+SELECT id, length(body) + 6 * octet_length(reason), rank FROM dead_letters
 WHERE session = ?1 AND rank > ?2
 ORDER BY rank, id LIMIT ?4
+
+-- name: dead_letters
+SELECT body, attempt, reason, failed_at, attempts FROM dead_letters WHERE id IN carray(?1) ORDER BY rank, id
 
 -- name: purge_in_flight
 DELETE FROM lines WHERE line = 0 AND message IN (SELECT id FROM messages WHERE session = ?)
