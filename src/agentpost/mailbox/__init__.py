@@ -5,6 +5,7 @@
 - `worker`     the thread that runs the work on the file, many pieces in one transaction
 - `book`       the operations themselves, inside a transaction
 - `fitting`    how much one answer may hold
+- `looking`    what can be seen of it
 - `picking`    which message is next
 - `ending`     how messages leave: acked, nacked, expired, removed, forgotten
 - `sweeping`   what time asks for, while nobody calls

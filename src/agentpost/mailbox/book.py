@@ -5,34 +5,28 @@ whoever began the transaction rolls it back.
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from agentpost.mailbox.ending import Endings
-from agentpost.mailbox.fitting import ALWAYS_FIT, size_of_summary, that_fit
+from agentpost.mailbox.fitting import ALWAYS_FIT, that_fit
 from agentpost.mailbox.interface import MailboxPolicy
+from agentpost.mailbox.looking import Looks
 from agentpost.mailbox.picking import Picked, Picker, Stored, stored
 from agentpost.mailbox.statements import SQL
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.machine import walk
 from agentpost.protocol.mailbox import (
     MAILBOX,
-    DeadLetterEntry,
     EnqueueAck,
     MailboxMessage,
     MailboxSignal,
-    MailboxState,
-    MessageSummary,
     restored_message,
 )
 from agentpost.store.database import Database, Row
 
 __all__ = ["Book"]
-
-# Where the first page begins.
-_START: Final = (-1, -1)
 
 
 class _Line(Struct):
@@ -54,6 +48,7 @@ class Book:
         self._database = database
         self._policy = policy
         self.endings = Endings(database, policy)
+        self.looks = Looks(database, self.endings)
 
     def enqueue(self, messages: Sequence[MailboxMessage], bodies: Sequence[bytes], *, now_ms: int) -> list[EnqueueAck]:
         """Queue the messages whose ids are new. `bodies` are the same messages as they are kept."""
@@ -131,7 +126,7 @@ class Book:
     def _take_with_care(self, session_name: str, limit: int, now_ms: int) -> list[MailboxMessage]:
         """Hand out the next messages where time has done something, or a sender may be held back."""
         self.endings.sweep_if_due(now_ms=now_ms)
-        session = self._known_session(session_name)
+        session = self.looks.session_id(session_name)
         if session is None:
             return []
         picker = Picker(self._database, session, now_ms=now_ms)
@@ -172,7 +167,7 @@ class Book:
             if not self.endings.ack(session_name, msg_id, now_ms=now_ms):
                 # Not in flight, or no longer: a repeat changes nothing, anything else refuses.
                 self._database.begin_if_none()
-                walk(MAILBOX, self._look_up(session_name, msg_id, now_ms)[0], MailboxSignal.ACK)
+                walk(MAILBOX, self.looks.look_up(session_name, msg_id, now_ms)[0], MailboxSignal.ACK)
         if not is_alone:
             self.endings.remove_acked()
 
@@ -190,28 +185,18 @@ class Book:
         self._database.run(SQL.move_in_line, each.move(until_ms))
         self._database.run(SQL.note_in_flight, (until_ms, each.session, each.msg_id))
 
-    def peek(self, session_name: str, *, after: str | None, limit: int, now_ms: int) -> list[MessageSummary]:
-        session = self._known_session(session_name)
-        if session is None:
-            return []
-        start = None if after is None else self._living(session_name, after, now_ms)
-        rows: list[MessageSummary] = []
-        if start is None or start.state is MailboxState.IN_FLIGHT:
-            rows += self._page(SQL.page_in_flight, MailboxState.IN_FLIGHT, (session, *_place(start), now_ms, limit))
-            start = None
-        if len(rows) < limit:
-            place = (session, *_place(start), now_ms, limit - len(rows))
-            rows += self._page(SQL.page_pending, MailboxState.PENDING, place)
-        return that_fit(rows, size_of_summary)
-
-    def _page(self, sql: str, state: MailboxState, values: Sequence[int]) -> list[MessageSummary]:
-        return [
-            MessageSummary(msg_id=row[0], sender=row[1], created_at=row[2], attempt=row[3], state=state)
-            for row in self._database.rows(sql, values)
-        ]
+    def give_back(self, session_name: str, handed_out: Mapping[str, int]) -> None:
+        """Undo what is left of hand-overs that nobody heard of; the attempt tells them from later ones."""
+        session = self.looks.session_id(session_name)
+        for msg_id, attempt in handed_out.items():
+            ended, message, until_ms = self._database.row(SQL.remembered, (session, msg_id)) or ("", None, None)
+            if ended is None and until_ms is not None:
+                each = stored(self._database.row(SQL.message, (message,)))
+                if each.attempt == attempt:
+                    self.endings.put_back(each)
 
     def purge(self, session_name: str) -> None:
-        session = self._known_session(session_name)
+        session = self.looks.session_id(session_name)
         if session is not None:
             for step in (
                 SQL.purge_in_flight,
@@ -222,86 +207,16 @@ class Book:
             ):
                 self._database.run(step, (session,))
 
-    def peek_dead_letter(
-        self, session_name: str, *, after: str | None, limit: int, now_ms: int
-    ) -> list[DeadLetterEntry]:
-        session = self._known_session(session_name)
-        if session is None:
-            return []
-        start = _START if after is None else self._dead(session_name, after, now_ms)[:2]
-        page = that_fit(self._database.rows(SQL.page_dead, (session, *start, limit)), lambda row: row[1])
-        if not page:
-            return []
-        rows = self._database.rows_packed(SQL.dead_letters, (), array("q", [row[0] for row in page]))
-        return [
-            DeadLetterEntry.of(
-                restored_message(body, attempt=attempt), reason=reason, failed_at=failed_at, attempts=attempts
-            )
-            for body, attempt, reason, failed_at, attempts in rows
-        ]
-
     def purge_dead_letter(self, session_name: str) -> None:
-        session = self._known_session(session_name)
+        session = self.looks.session_id(session_name)
         if session is not None:
             self._database.run(SQL.note_ends_of_dead, (session,))
             self._database.run(SQL.purge_dead, (session,))
 
-    def waiting_abroad(self, *, now_ms: int) -> list[str]:
-        """The sessions with an @ in their names for which something is pending."""
-        self.endings.sweep_if_due(now_ms=now_ms)
-        return [name for (name,) in self._database.rows(SQL.waiting_abroad)]
-
-    def state_of(self, session_name: str, msg_id: str, *, now_ms: int) -> tuple[MailboxState | None, str | None]:
-        """Where a message is in its life, and why it is a dead letter; None for what is purged or never was."""
-        try:
-            state, message = self._look_up(session_name, msg_id, now_ms)
-        except Refusal:
-            return None, None
-        dead = None if message is None else self._database.row(SQL.dead_letter, (message,))
-        return state, None if dead is None else dead[2]
-
     def _moved(self, session_name: str, msg_id: str, signal: MailboxSignal, now_ms: int) -> Stored | None:
         """The message that the signal moves; None if it leaves it as it is (a repeat). What it cannot move refuses."""
-        state, message = self._look_up(session_name, msg_id, now_ms)
+        state, message = self.looks.look_up(session_name, msg_id, now_ms)
         return stored(self._database.row(SQL.message, (message,))) if walk(MAILBOX, state, signal) else None
-
-    def _look_up(self, session_name: str, msg_id: str, now_ms: int) -> tuple[MailboxState, int | None]:
-        """The state of a message as of now, and its number if it, or its dead letter, is there."""
-        session = self._known_session(session_name)
-        row = None if session is None else self._database.row(SQL.remembered, (session, msg_id))
-        if row is None or row[0] == "purged":
-            raise Refusal(Code.NOT_FOUND, f"there is no message {msg_id} in the mailbox of {session_name}")
-        ended, message, until_ms = row
-        if ended is not None:
-            state = MailboxState(ended)
-            return state, message if state is MailboxState.DEAD_LETTER else None
-        if self.endings.end_if_over(stored(self._database.row(SQL.message, (message,))), now_ms=now_ms):
-            return self._look_up(session_name, msg_id, now_ms)
-        return MailboxState.PENDING if until_ms is None else MailboxState.IN_FLIGHT, message
-
-    def _living(self, session_name: str, msg_id: str, now_ms: int) -> Stored:
-        state, message = self._look_up(session_name, msg_id, now_ms)
-        if message is None or state is MailboxState.DEAD_LETTER:
-            raise _not_there(msg_id)
-        return stored(self._database.row(SQL.message, (message,)))
-
-    def _dead(self, session_name: str, msg_id: str, now_ms: int) -> Row:
-        state, message = self._look_up(session_name, msg_id, now_ms)
-        if message is None or state is not MailboxState.DEAD_LETTER:
-            raise _not_there(msg_id)
-        return self._database.row(SQL.dead_letter, (message,)) or _no_row()
-
-    def _known_session(self, name: str) -> int | None:
-        return self._database.value(SQL.session_id, (name,))
-
-
-def _place(start: Stored | None) -> tuple[int, int]:
-    """Where the page after this message begins."""
-    return _START if start is None else (start.rank, start.id)
-
-
-def _not_there(msg_id: str) -> Refusal:
-    return Refusal(Code.NOT_FOUND, f"message {msg_id} is not there any more; start again with the first page")
 
 
 def _no_row() -> Row:

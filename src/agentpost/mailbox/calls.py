@@ -21,7 +21,7 @@ from agentpost.protocol.mailbox import (
     to_wire,
 )
 
-__all__ = ["METHODS", "MAX_WAIT_SECONDS", "answer", "error_of", "refusal_of"]
+__all__ = ["METHODS", "MAX_WAIT_SECONDS", "answer", "error_of", "handed_out", "name_of", "refusal_of"]
 
 # Longer than any proxy keeps a silent request; who wants to wait longer asks again.
 MAX_WAIT_SECONDS: Final = 60.0
@@ -160,10 +160,23 @@ async def answer(
     mailbox: MailboxProtocol, method: str, parameters: Mapping[str, Any], *, case: WireCase = WireCase.SNAKE
 ) -> Any:
     """Make the call and give its result as JSON has it. What is wrong with it is a `Refusal`."""
-    call = METHODS.get(_SPELLINGS.get(method.replace("_", "").lower(), ""))
+    call = METHODS.get(name_of(method))
     if call is None:
         raise Refusal(Code.NOT_FOUND, f"a mailbox has no method {method[:64]!r}; it has {', '.join(METHODS)}")
     return _written(await call(mailbox, _Parameters(parameters)), case)
+
+
+def name_of(method: str) -> str:
+    """A method as it is called here, however it is spelled; nothing if there is none."""
+    return _SPELLINGS.get(method.replace("_", "").lower(), "")
+
+
+def handed_out(method: str, result: Any) -> dict[str, int]:
+    """The messages that the result of a call hands out: the attempt of each msg_id."""
+    if name_of(method) not in ("dequeue", "dequeue_many") or not result:
+        return {}
+    messages = cast("list[dict[str, Any]]", result if isinstance(result, list) else [result])
+    return {each.get("msg_id") or each["msgId"]: each["attempt"] for each in messages}
 
 
 def _written(result: Any, case: WireCase) -> Any:

@@ -69,9 +69,13 @@ class Endings:
         else:
             retry_at_ms = at_ms + round(outcome.delay_seconds * 1000)
             self._database.run(SQL.retry, (outcome.attempts, retry_at_ms, each.id))
-            self._database.run(SQL.move_in_line, each.move(None))
-            self._database.run(SQL.note_in_flight, (None, each.session, each.msg_id))
-            self._database.run(SQL.count_pending, (1, each.session))
+            self.put_back(each)
+
+    def put_back(self, each: Stored) -> None:
+        """Out of flight, into the line of its session, where it stood."""
+        self._database.run(SQL.move_in_line, each.move(None))
+        self._database.run(SQL.note_in_flight, (None, each.session, each.msg_id))
+        self._database.run(SQL.count_pending, (1, each.session))
 
     def end(self, ended: Sequence[Stored], signal: MailboxSignal) -> None:
         if not ended:

@@ -6,7 +6,7 @@ async with FileMailbox.open("mail.db") as mailbox:
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -119,7 +119,16 @@ class FileMailbox:
 
     def _dequeue(self, session: str, limit: int) -> Awaitable[list[MailboxMessage]]:
         # A hand-over that is lost with the power is one that comes again, as it would without an ack in time.
-        return self._run(lambda now_ms: self._book.dequeue(session, limit, now_ms=now_ms), must_last=False)
+        return self._worker.run(
+            lambda: self._book.dequeue(session, limit, now_ms=self._clock.now_ms()),
+            must_last=False,
+            undo=lambda found: self._book.give_back(session, {each.msg_id: each.attempt for each in found}),
+        )
+
+    async def give_back(self, session: str, handed_out: Mapping[str, int]) -> None:
+        """Undo hand-overs that their receiver never heard of: pending again, and not counted as attempts."""
+        await self._run(lambda _: self._book.give_back(session, handed_out), must_last=False)
+        self._tell_those_who_wait()
 
     async def wait_for_news(self, seconds: float) -> None:
         """Until something is enqueued here, or the time is over. What other processes enqueue is not heard."""
@@ -167,7 +176,7 @@ class FileMailbox:
     async def peek(self, session: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[MessageSummary]:
         asking.check_name(session, "session")
         asking.check_page(limit)
-        return await self._swept(lambda now_ms: self._book.peek(session, after=after, limit=limit, now_ms=now_ms))
+        return await self._swept(lambda now_ms: self._book.looks.peek(session, after=after, limit=limit, now_ms=now_ms))
 
     async def purge(self, session: str) -> None:
         asking.check_name(session, "session")
@@ -179,7 +188,7 @@ class FileMailbox:
         asking.check_name(session, "session")
         asking.check_page(limit)
         return await self._swept(
-            lambda now_ms: self._book.peek_dead_letter(session, after=after, limit=limit, now_ms=now_ms)
+            lambda now_ms: self._book.looks.peek_dead_letter(session, after=after, limit=limit, now_ms=now_ms)
         )
 
     async def purge_dead_letter(self, session: str) -> None:
@@ -188,11 +197,13 @@ class FileMailbox:
 
     async def state_of(self, session: str, msg_id: str) -> tuple[MailboxState | None, str | None]:
         """Where a message is in its life, with the reason if it is a dead letter; None if nobody knows it."""
-        return await self._run(lambda now_ms: self._book.state_of(session, msg_id, now_ms=now_ms), must_last=False)
+        return await self._run(
+            lambda now_ms: self._book.looks.state_of(session, msg_id, now_ms=now_ms), must_last=False
+        )
 
     async def waiting_abroad(self) -> list[str]:
         """The sessions with an @ in their names for which something is pending."""
-        return await self._run(lambda now_ms: self._book.waiting_abroad(now_ms=now_ms), must_last=False)
+        return await self._run(lambda now_ms: self._book.looks.waiting_abroad(now_ms=now_ms), must_last=False)
 
     async def sweep(self) -> int:
         """Do what time asks for and forget what may be forgotten. Gives how much there was, 0 once there is no more."""

@@ -3,7 +3,7 @@
 A session is the one that messages are `to`. Its name is data: any text that is not empty (MBX-11).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from agentpost.protocol.mailbox import (
     MessageSummary,
 )
 
-__all__ = ["MAX_BATCH", "MAX_PAGE", "MailboxPolicy", "MailboxProtocol"]
+__all__ = ["MAX_BATCH", "MAX_PAGE", "MailboxPolicy", "MailboxProtocol", "ServedMailbox"]
 
 MAX_BATCH = 1_000
 MAX_PAGE = 1_000
@@ -53,7 +53,10 @@ class MailboxProtocol(Protocol):
         ...
 
     async def peek(self, session: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[MessageSummary]:
-        """What is pending or in flight, in the order of arrival; `after` is the last id of the page before."""
+        """What is in flight, then what is pending, each as it is handed out; `after` is the last id of the page before.
+
+        A page may be shorter than `limit`; the one behind the last is empty.
+        """
         ...
 
     async def purge(self, session: str) -> None:
@@ -85,3 +88,14 @@ class MailboxProtocol(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class ServedMailbox(MailboxProtocol, Protocol):
+    """A mailbox that a server can be put in front of."""
+
+    async def give_back(self, session: str, handed_out: Mapping[str, int]) -> None:
+        """Undo hand-overs that their receiver never heard of: pending again, and not counted as attempts.
+
+        `handed_out` is the attempt of each msg_id. What was settled or has come again since then is left as it is.
+        """
+        ...

@@ -1,7 +1,7 @@
 """A mailbox in memory, for tests and for programs that need no durability. Behaves as the one in a file does."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -118,6 +118,15 @@ class MemoryMailbox:
             each.state = MailboxState.IN_FLIGHT
             each.due_at_ms = now_ms + round(self._policy.in_flight_timeout_seconds * 1000)
         return [each.message for each in taken]
+
+    async def give_back(self, session: str, handed_out: Mapping[str, int]) -> None:
+        """Undo hand-overs that their receiver never heard of: pending again, and not counted as attempts."""
+        for msg_id, attempt in handed_out.items():
+            kept = self._kept.get((session, msg_id))
+            if kept is not None and kept.state is MailboxState.IN_FLIGHT and kept.message.attempt == attempt:
+                kept.state, kept.due_at_ms = MailboxState.PENDING, 0
+        async with self._news:
+            self._news.notify_all()
 
     async def ack(self, session: str, msg_id: str) -> None:
         await self.ack_many(session, [msg_id])

@@ -24,11 +24,19 @@ _MOST_TOGETHER: Final = 256
 
 
 class Worker(Protocol):
-    async def run(self, work: Callable[[], T], *, must_last: bool = True, begins: bool = True) -> T:
+    async def run(
+        self,
+        work: Callable[[], T],
+        *,
+        must_last: bool = True,
+        begins: bool = True,
+        undo: Callable[[T], None] | None = None,
+    ) -> T:
         """Run `work` in a transaction, and come back when that is durable.
 
         What need not last does not wait for the disk: with the power it may be gone, as if it had never been done.
         `begins=False` is for work that is one statement, or begins by itself if there is no transaction yet.
+        `undo` is done with a result that nobody hears, because who asked for it was cancelled.
         """
         ...
 
@@ -42,6 +50,7 @@ class _Job(Struct, eq=False):
     work: Callable[[], Any]
     must_last: bool
     begins: bool
+    undo: Callable[[Any], None] | None = None
     result: Any = None
     error: Exception | None = None
 
@@ -56,12 +65,33 @@ class WorkerThread:
         self._thread = threading.Thread(target=self._run, name="agentpost-mailbox", daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[], T], *, must_last: bool = True, begins: bool = True) -> T:
+    async def run(
+        self,
+        work: Callable[[], T],
+        *,
+        must_last: bool = True,
+        begins: bool = True,
+        undo: Callable[[T], None] | None = None,
+    ) -> T:
         if self._stopped:
             raise _closed()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.put(_Job(future, work, must_last, begins))
-        return await future
+        job = _Job(future, work, must_last, begins, undo)
+        self._waiting.put(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # A future that is cancelled itself has its answer to come.
+            if not future.cancelled():
+                self._undo(job)
+            raise
+
+    def _undo(self, job: _Job) -> None:
+        undo, result = job.undo, job.result
+        if undo is not None and job.error is None and not self._stopped:
+            nobody: asyncio.Future[None] = job.future.get_loop().create_future()
+            nobody.cancel()
+            self._waiting.put(_Job(nobody, lambda: undo(result), False, True))
 
     def stop(self) -> None:
         self._stopped = True
@@ -76,7 +106,16 @@ class WorkerThread:
                 _do(self._database, jobs)
                 # A closed loop has nobody who waits any more, and what was written stays written.
                 with contextlib.suppress(RuntimeError):
-                    jobs[0].future.get_loop().call_soon_threadsafe(_answer, jobs)
+                    jobs[0].future.get_loop().call_soon_threadsafe(self._answer, jobs)
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            if job.future.done():
+                self._undo(job)
+            elif job.error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(job.error)
 
     def _take(self) -> tuple[list[_Job], bool]:
         jobs: list[_Job] = []
@@ -98,7 +137,15 @@ class Blocking:
         self._database = database
         self._stopped = False
 
-    async def run(self, work: Callable[[], T], *, must_last: bool = True, begins: bool = True) -> T:
+    async def run(
+        self,
+        work: Callable[[], T],
+        *,
+        must_last: bool = True,
+        begins: bool = True,
+        undo: Callable[[T], None] | None = None,
+    ) -> T:
+        # Nobody is cancelled while this runs: whoever asked hears the result.
         if self._stopped:
             raise _closed()
         return _run_alone(self._database, work, must_last, begins)
@@ -158,13 +205,3 @@ def _run_alone(database: Database, work: Callable[[], T], must_last: bool, begin
             raise Refusal(Code.CONFLICT, str(error)) from None
         raise
     return result
-
-
-def _answer(jobs: list[_Job]) -> None:
-    for job in jobs:
-        if job.future.done():
-            continue
-        if job.error is None:
-            job.future.set_result(job.result)
-        else:
-            job.future.set_exception(job.error)

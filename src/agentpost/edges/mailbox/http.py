@@ -3,23 +3,25 @@
 A session is one part of the path, whatever it contains: `MailboxDoor` keeps it quoted on its way to the route.
 """
 
+import asyncio
 import hmac
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, cast
 from urllib.parse import unquote
 
 import msgspec
-from litestar import MediaType, Response, delete, get, post
+from litestar import MediaType, Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, Parameter
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from agentpost.edges.mailbox.websocket import serve_websocket
-from agentpost.mailbox.calls import answer
-from agentpost.mailbox.interface import MAX_PAGE, MailboxProtocol
+from agentpost.mailbox.calls import answer, handed_out
+from agentpost.mailbox.interface import MAX_PAGE, ServedMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import WireCase
+from agentpost.tasks import TaskOwner
 
 __all__ = ["MAILBOX_PATH", "MailboxDoor", "mailbox_routes"]
 
@@ -31,13 +33,11 @@ After = Annotated[str | None, Parameter(description="The last msg_id of the page
 Limit = Annotated[int, Parameter(ge=1, le=MAX_PAGE, description="How many at most.")]
 
 
-def mailbox_routes(mailbox: MailboxProtocol) -> Sequence[HTTPRouteHandler]:
+def mailbox_routes(mailbox: ServedMailbox) -> Sequence[HTTPRouteHandler]:
     """The routes of one mailbox. Names are read in snake_case and camelCase."""
 
     async def call(method: str, parameters: Mapping[str, Any], case: WireCase) -> Response[Any]:
-        result = await answer(mailbox, method, parameters, case=case)
-        status = 204 if result is None else 200
-        return Response(result, status_code=status, media_type=MediaType.JSON)
+        return _response(await answer(mailbox, method, parameters, case=case))
 
     @post(MAILBOX_PATH, status_code=200, summary="Enqueue many", tags=["mailbox"])
     async def enqueue_many(data: Annotated[Json, Body()], case: Case = WireCase.SNAKE) -> Response[Any]:
@@ -60,7 +60,11 @@ def mailbox_routes(mailbox: MailboxProtocol) -> Sequence[HTTPRouteHandler]:
         responses={204: ResponseSpec(None, generate_examples=False, description="There is nothing to tell.")},
     )
     async def operate(
-        session: str, operation: str, data: Annotated[Json, Body()], case: Case = WireCase.SNAKE
+        request: Request[Any, Any, Any],
+        session: str,
+        operation: str,
+        data: Annotated[Json, Body()],
+        case: Case = WireCase.SNAKE,
     ) -> Response[Any]:
         """`dequeue`, `dequeue-many`, `ack`, `ack-many`, `nack` or `extend`, with the call's parameters as the body.
 
@@ -68,7 +72,10 @@ def mailbox_routes(mailbox: MailboxProtocol) -> Sequence[HTTPRouteHandler]:
         """
         if operation not in _OPERATIONS:
             raise Refusal(Code.NOT_FOUND, f"no such operation; there are {', '.join(sorted(_OPERATIONS))}")
-        return await call(_OPERATIONS[operation], {**data, "session": unquote(session)}, case)
+        method, parameters = _OPERATIONS[operation], {**data, "session": unquote(session)}
+        if method not in _HANDING_OUT:
+            return await call(method, parameters, case)
+        return _response(await _hand_out(mailbox, method, parameters, case, request.receive))
 
     @get(MAILBOX_PATH + "/{session:str}/peek", summary="Look without taking", tags=["mailbox"])
     async def peek(
@@ -102,6 +109,45 @@ _OPERATIONS: Final = {
 }
 
 
+_HANDING_OUT: Final = ("dequeue", "dequeue_many")
+
+
+def _response(result: Any) -> Response[Any]:
+    return Response(result, status_code=204 if result is None else 200, media_type=MediaType.JSON)
+
+
+async def _hand_out(
+    mailbox: ServedMailbox, method: str, parameters: Mapping[str, Any], case: WireCase, receive: Receive
+) -> Any:
+    """Make a call that hands out messages. A client that leaves meanwhile was handed none."""
+
+    async def outcome() -> Any:
+        try:
+            return await answer(mailbox, method, parameters, case=case)
+        except Refusal as refusal:
+            return refusal
+
+    tasks = TaskOwner("mailbox request")
+    called = tasks.spawn(outcome(), name="call")
+    left = tasks.spawn(_until_gone(receive), name="client")
+    try:
+        await asyncio.wait({called, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        has_left = left.done()
+        await tasks.close()
+    result = None if called.cancelled() else called.result()
+    if isinstance(result, Refusal):
+        raise result
+    if has_left:
+        await mailbox.give_back(parameters["session"], handed_out(method, result))
+    return result
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def _page(session: str, after: str | None, limit: int) -> Json:
     page: Json = {"session": unquote(session), "limit": limit}
     return page if after is None else {**page, "after": after}
@@ -113,7 +159,7 @@ class MailboxDoor:
     With a `token`, nobody comes in without it.
     """
 
-    def __init__(self, app: ASGIApp, mailbox: MailboxProtocol, *, token: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, mailbox: ServedMailbox, *, token: str | None = None) -> None:
         self._app = app
         self._mailbox = mailbox
         self._token = None if token is None else f"Bearer {token}".encode()

@@ -11,7 +11,7 @@ from litestar import Litestar
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.mailbox.http import MailboxDoor, mailbox_routes
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
-from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.mailbox.interface import ServedMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.tasks import TaskOwner
 
@@ -27,7 +27,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(mailbox: MailboxProtocol, *, host: str, port: int, token: str | None) -> AsyncGenerator[str]:
+async def serve_http(mailbox: ServedMailbox, *, host: str, port: int, token: str | None) -> AsyncGenerator[str]:
     """Serve the mailbox as long as the context lasts. Gives the URL."""
     routes: Any = mailbox_routes(mailbox)
     app = Litestar(

@@ -3,19 +3,20 @@
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES, RpcConnection
-from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.mailbox.interface import ServedMailbox
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["serve_unix"]
 
 
 @contextlib.asynccontextmanager
-async def serve_unix(mailbox: MailboxProtocol, path: Path) -> AsyncGenerator[None]:
+async def serve_unix(mailbox: ServedMailbox, path: Path) -> AsyncGenerator[None]:
     """Serve the mailbox on a socket that only its owner can open, as long as the context lasts."""
     connections: set[asyncio.Task[None]] = set()
 
@@ -71,17 +72,24 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-async def _serve_one(mailbox: MailboxProtocol, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    async def write(data: bytes) -> None:
-        # Who went away does not hear it.
-        with contextlib.suppress(ConnectionError):
+async def _serve_one(mailbox: ServedMailbox, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def write(data: bytes) -> bool:
+        if _has_gone(writer):
+            return False
+        try:
             writer.write(data + b"\n")
             await writer.drain()
+        except ConnectionError:
+            return False
+        return True
 
     connection = RpcConnection(mailbox, write)
     try:
         while line := await reader.readline():
             await connection.receive(line)
+        if not _has_gone(writer):
+            # It may have ended only what it says, and still listen.
+            await connection.finish()
     except ValueError:
         # There is no telling where the next line starts.
         await connection.refuse(
@@ -90,5 +98,16 @@ async def _serve_one(mailbox: MailboxProtocol, reader: asyncio.StreamReader, wri
     except ConnectionError:
         pass
     finally:
-        await connection.close()
-        writer.close()
+        try:
+            await connection.close()
+        finally:
+            writer.close()
+
+
+def _has_gone(writer: asyncio.StreamWriter) -> bool:
+    """Whether the other side is closed altogether. The kernel knows before any write fails."""
+    if writer.is_closing():
+        return True
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))

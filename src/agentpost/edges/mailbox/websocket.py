@@ -1,24 +1,26 @@
 """A mailbox over WebSocket: each frame is one JSON-RPC message. Speaks ASGI."""
 
-import contextlib
 from typing import Any, cast
 
 from litestar.types import Receive, Send
 
 from agentpost.edges.mailbox.rpc import RpcConnection
-from agentpost.mailbox.interface import MailboxProtocol
+from agentpost.mailbox.interface import ServedMailbox
 
 __all__ = ["serve_websocket"]
 
 
-async def serve_websocket(mailbox: MailboxProtocol, receive: Receive, send: Send) -> None:
+async def serve_websocket(mailbox: ServedMailbox, receive: Receive, send: Send) -> None:
     """Serve one connection that was let in already, until it ends."""
     await send(cast(Any, {"type": "websocket.accept", "subprotocol": None, "headers": []}))
 
-    async def write(data: bytes) -> None:
-        # Who went away does not hear it.
-        with contextlib.suppress(OSError, RuntimeError):
+    async def write(data: bytes) -> bool:
+        try:
             await send(cast(Any, {"type": "websocket.send", "text": data.decode(), "bytes": None}))
+        except (OSError, RuntimeError):
+            # It went away.
+            return False
+        return True
 
     connection = RpcConnection(mailbox, write)
     try:

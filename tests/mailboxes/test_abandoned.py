@@ -1,0 +1,172 @@
+"""Messages that were handed out to somebody who never heard of it: they are there again, and no attempt was counted."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentpost.edges.mailbox.carriers import UnixCarrier, WebSocketCarrier
+from agentpost.edges.mailbox.serving import serve_http
+from agentpost.edges.mailbox.unix import serve_unix
+from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.interface import ServedMailbox
+from agentpost.mailbox.memory import MemoryMailbox
+from agentpost.testing import FakeClock
+from tests.mailboxes.building import message
+
+PATIENCE_SECONDS = 30
+UNTOUCHED = [("m1", "pending", 0)]
+
+
+async def seen(mailbox: ServedMailbox) -> list[tuple[str, str, int]]:
+    return [(each.msg_id, each.state.value, each.attempt) for each in await mailbox.peek("bob")]
+
+
+async def eventually(mailbox: ServedMailbox, wanted: list[tuple[str, str, int]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await seen(mailbox) != wanted:
+            await asyncio.sleep(0.01)
+
+
+def call(method: str, **parameters: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}).encode() + b"\n"
+
+
+@pytest.fixture
+async def socket(file: FileMailbox, tmp_path: Path) -> AsyncIterator[Path]:
+    async with serve_unix(file, tmp_path / "mail.sock"):
+        yield tmp_path / "mail.sock"
+
+
+@pytest.fixture
+async def url(file: FileMailbox) -> AsyncIterator[str]:
+    async with serve_http(file, host="127.0.0.1", port=0, token=None) as where:
+        yield where
+
+
+@pytest.mark.req("MBX-4")
+@pytest.mark.parametrize("kind", ["file", "memory"])
+async def test_only_what_is_still_handed_out_is_given_back(kind: str, file: FileMailbox, clock: FakeClock) -> None:
+    """Given back, a message stands where it stood; a later hand-over, and what was settled, is left as it is."""
+    mailbox: ServedMailbox = file if kind == "file" else MemoryMailbox(clock=clock)
+    await mailbox.enqueue_many([message("m1"), message("m2"), message("m3")])
+    await mailbox.dequeue_many("bob", 3)
+    await mailbox.ack("bob", "m3")
+    await mailbox.give_back("bob", {"m1": 0, "m2": 1, "m3": 0, "m4": 0})
+    assert await seen(mailbox) == [("m2", "in_flight", 0), ("m1", "pending", 0)]
+    assert (await mailbox.enqueue(message("m5"))).pending == 2
+    assert [each.msg_id for each in await mailbox.dequeue_many("bob", 9)] == ["m1", "m5"]
+
+
+@pytest.mark.req("MBX-4")
+async def test_a_cancelled_dequeue_takes_nothing(file: FileMailbox) -> None:
+    """Whenever its caller is cancelled, either the caller has the message or it is pending."""
+    await file.enqueue(message("m1"))
+    for turns in range(20):
+        taking = asyncio.ensure_future(file.dequeue("bob"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if taking.cancel():
+            await asyncio.wait([taking])
+        if taking.cancelled():
+            await eventually(file, UNTOUCHED)
+        else:
+            assert taking.result() is not None
+            await file.give_back("bob", {"m1": 0})
+
+
+@pytest.mark.req("MBX-4")
+async def test_who_leaves_a_long_poll_is_handed_nothing(file: FileMailbox, url: str) -> None:
+    """An HTTP client that gives up waiting does not take what comes afterwards."""
+    async with httpx.AsyncClient(base_url=url) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/ansible/mailbox/bob/dequeue", json={"wait_seconds": 60}, timeout=0.3)
+    await asyncio.sleep(0.3)
+    await file.enqueue(message("m1"))
+    await asyncio.sleep(0.3)
+    await eventually(file, UNTOUCHED)
+
+
+@pytest.mark.req("MBX-10")
+async def test_who_only_stops_talking_gets_its_answers(file: FileMailbox, socket: Path) -> None:
+    """A Unix client may end its side as soon as it has asked, as a shell pipe does."""
+    await file.enqueue(message("m1"))
+    reader, writer = await asyncio.open_unix_connection(socket)
+    writer.write(call("dequeue", session="bob"))
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+    assert json.loads(answer)["result"]["msg_id"] == "m1"
+    writer.close()
+
+
+@pytest.mark.req("MBX-4")
+@pytest.mark.parametrize("half_first", [False, True])
+async def test_who_hangs_up_while_it_waits_is_handed_nothing(
+    file: FileMailbox, socket: Path, half_first: bool
+) -> None:
+    """A Unix client that waited and is gone does not take what comes afterwards, also if it stopped talking first."""
+    _, writer = await asyncio.open_unix_connection(socket)
+    writer.write(call("dequeue", session="bob", wait_seconds=60))
+    if half_first:
+        writer.write_eof()
+    await asyncio.sleep(0.2)
+    writer.close()
+    await writer.wait_closed()
+    await asyncio.sleep(0.2)
+    await file.enqueue(message("m1"))
+    await asyncio.sleep(0.3)
+    await eventually(file, UNTOUCHED)
+
+
+async def test_who_wants_no_answer_is_handed_nothing(file: FileMailbox, socket: Path) -> None:
+    """A dequeue without an id has no answer that could carry a message; and a refusal of such a call is not told."""
+    await file.enqueue(message("m1"))
+    reader, writer = await asyncio.open_unix_connection(socket)
+    for method, parameters in (("dequeue", {}), ("ack", {"msg_id": "m9"})):
+        notification = {"jsonrpc": "2.0", "method": method, "params": {"session": "bob", **parameters}}
+        writer.write(json.dumps(notification).encode() + b"\n")
+    writer.write(call("peek", session="eve"))
+    answer = json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS))
+    assert answer["result"] == []
+    await eventually(file, UNTOUCHED)
+    writer.close()
+
+
+@pytest.mark.req("MBX-5", "MBX-7")
+@pytest.mark.parametrize("transport", ["unix", "websocket"])
+async def test_a_subscriber_that_is_gone_costs_no_attempt(
+    file: FileMailbox, socket: Path, url: str, transport: str
+) -> None:
+    """Handed to one subscriber after another that disconnects, a message is no dead letter, and the next gets it."""
+    await file.enqueue(message("m1"))
+    for _ in range(5):
+        carrier = (
+            await UnixCarrier.connect(str(socket))
+            if transport == "unix"
+            else await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox")
+        )
+        await carrier.call("subscribe", {"session": "bob", "credit": 2})
+        pushed = await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
+        assert pushed["message"]["attempt"] == 0
+        await carrier.close()
+        await eventually(file, UNTOUCHED)
+
+
+async def test_more_time_is_no_more_credit(file: FileMailbox, socket: Path) -> None:
+    """Extending a pushed message does not bring another one; settling it does, however the call is spelled."""
+    await file.enqueue_many([message("m1"), message("m2"), message("m3")])
+    carrier = await UnixCarrier.connect(str(socket))
+    await carrier.call("subscribe", {"session": "bob"})
+    await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
+    await carrier.call("extend", {"session": "bob", "msg_id": "m1", "seconds": 60})
+    await asyncio.sleep(0.2)
+    assert carrier.pushed.empty()
+    await carrier.call("ackMany", {"session": "bob", "msgIds": ["m1"]})
+    pushed = await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
+    assert pushed["message"]["msg_id"] == "m2"
+    await carrier.call("nack", {"session": "bob", "msg_id": "m2"})
+    await carrier.close()
