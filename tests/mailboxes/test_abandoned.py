@@ -15,6 +15,8 @@ from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import ServedMailbox
 from agentpost.mailbox.memory import MemoryMailbox
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.mailbox import MailboxMessage
 from agentpost.testing import FakeClock
 from tests.mailboxes.building import message
 
@@ -105,9 +107,7 @@ async def test_who_only_stops_talking_gets_its_answers(file: FileMailbox, socket
 
 @pytest.mark.req("MBX-4")
 @pytest.mark.parametrize("half_first", [False, True])
-async def test_who_hangs_up_while_it_waits_is_handed_nothing(
-    file: FileMailbox, socket: Path, half_first: bool
-) -> None:
+async def test_who_hangs_up_while_it_waits_is_handed_nothing(file: FileMailbox, socket: Path, half_first: bool) -> None:
     """A Unix client that waited and is gone does not take what comes afterwards, also if it stopped talking first."""
     _, writer = await asyncio.open_unix_connection(socket)
     writer.write(call("dequeue", session="bob", wait_seconds=60))
@@ -154,6 +154,33 @@ async def test_a_subscriber_that_is_gone_costs_no_attempt(
         assert pushed["message"]["attempt"] == 0
         await carrier.close()
         await eventually(file, UNTOUCHED)
+
+
+async def test_a_subscription_outlives_what_goes_wrong(
+    file: FileMailbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mailbox that refuses for a moment does not end the pushing; a name that is none is refused at once."""
+    monkeypatch.setattr("agentpost.edges.mailbox.rpc._AFTER_TROUBLE_SECONDS", 0.01)
+    troubles = iter([Refusal(Code.STORAGE_FULL, "the disk is full; nothing was written")])
+    dequeue_many = file.dequeue_many
+
+    async def troubled(session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
+        for trouble in troubles:
+            raise trouble
+        return await dequeue_many(session, limit, wait_seconds=wait_seconds)
+
+    monkeypatch.setattr(file, "dequeue_many", troubled)
+    await file.enqueue(message("m1"))
+    async with serve_unix(file, tmp_path / "other.sock"):
+        carrier = await UnixCarrier.connect(str(tmp_path / "other.sock"))
+        for name in ("", "x" * 70_000):
+            with pytest.raises(Refusal) as refused:
+                await carrier.call("subscribe", {"session": name})
+            assert refused.value.code is Code.INVALID_FIELD
+        await carrier.call("subscribe", {"session": "bob"})
+        pushed = await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
+        assert pushed["message"]["msg_id"] == "m1"
+        await carrier.close()
 
 
 async def test_more_time_is_no_more_credit(file: FileMailbox, socket: Path) -> None:

@@ -11,10 +11,12 @@ from agentpost.mailbox.book import Book
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxPolicy, MailboxProtocol
 from agentpost.mailbox.memory import MemoryMailbox
+from agentpost.mailbox.sweeping import keep_swept
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import encode_message
 from agentpost.store.database import Database, FileKind
 from agentpost.store.queries import migrations
+from agentpost.tasks import TaskOwner
 from agentpost.testing import START_MS, FakeClock
 from tests.mailboxes.building import message
 
@@ -106,6 +108,30 @@ async def test_large_dead_letters_make_short_pages(kind: type, tmp_path: Path, c
     assert [each.msg_id for each in (*first, *second)] == [f"m{n}" for n in range(10)]
     assert len(first) == 8
     await mailbox.close()
+
+
+async def test_the_sweeper_outlives_what_goes_wrong(file: FileMailbox, clock: FakeClock) -> None:
+    """A disk that was full for a moment does not end the sweeps: what expires afterwards is ended by itself."""
+
+    class Troubled:
+        def __init__(self) -> None:
+            self.has_failed = False
+            self.has_swept = asyncio.Event()
+
+        async def sweep(self) -> int:
+            if not self.has_failed:
+                self.has_failed = True
+                raise Refusal(Code.STORAGE_FULL, "the disk is full; nothing was written")
+            done = await file.sweep()
+            self.has_swept.set()
+            return done
+
+    await file.enqueue(message())
+    clock.advance(86_400_000)
+    tasks = TaskOwner("test")
+    tasks.spawn(keep_swept(troubled := Troubled()), name="sweeper")
+    await asyncio.wait_for(troubled.has_swept.wait(), 60)
+    await tasks.close()
 
 
 async def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -88,6 +88,22 @@ async def test_http_refuses_with_the_code_and_a_sentence(file: FileMailbox) -> N
     assert await file.peek("bob") == []
 
 
+@pytest.mark.req("MBX-11")
+async def test_a_name_that_no_path_can_hold_is_refused(file: FileMailbox) -> None:
+    """HTTP takes names as long as an address may be; a longer one is refused with the code, and nothing happens."""
+    async with (
+        serve_http(file, host="127.0.0.1", port=0, token=None) as url,
+        await connect_mailbox(url) as mailbox,
+    ):
+        for name in ("€" * 10_000, "x" * 65_536):
+            for call in (mailbox.enqueue(message(to=name)), mailbox.dequeue(name), mailbox.peek(name)):
+                with pytest.raises(Refusal) as refused:
+                    await call
+                assert refused.value.code is Code.TOO_LARGE
+            assert await file.peek(name) == []
+        await mailbox.enqueue(message(to="x" * 60_000))
+
+
 @pytest.mark.req("MBX-10")
 async def test_nobody_comes_in_without_the_token(file: FileMailbox) -> None:
     """HTTP and WebSocket both want the token; without it nothing is told and nothing happens."""

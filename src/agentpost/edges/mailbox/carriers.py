@@ -180,6 +180,12 @@ class HttpCarrier:
             response = await self._http.request(verb, path, params=query, content=content)
         except httpx.HTTPError as error:
             raise Refusal(Code.UNAVAILABLE, f"no mailbox answers at {self._http.base_url}: {error}") from None
+        except httpx.InvalidURL:
+            raise Refusal(
+                Code.TOO_LARGE,
+                "the name of the session is too long for an HTTP path",
+                hint="Use a shorter name, or the Unix socket or WebSocket of this mailbox.",
+            ) from None
         answer = _read(response.content)
         if not response.is_success:
             raise refusal_of(cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None)
