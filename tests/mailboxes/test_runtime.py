@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.edges.runtimes.mailbox import MailboxOptions, MailboxRuntime
@@ -43,6 +44,17 @@ async def test_an_ack_settles_the_mesh_message(tmp_path: Path, clock: FakeClock)
         # After a crash it is handed over again, and the agent is not bothered a second time.
         assert (await runtime.engage(ENGAGEMENT)).kind is ResultKind.PROCESSED
         assert await mailbox.dequeue("builder") is None
+    await runtime.close()
+
+
+@pytest.mark.req("RTY-4")
+async def test_what_no_mailbox_can_hold_has_failed(tmp_path: Path, clock: FakeClock) -> None:
+    """A body above a mailbox message's size will never fit: the mesh is told so, and does not try again."""
+    runtime = MailboxRuntime(MailboxOptions(file=str(tmp_path / "mail.db")), clock=clock)
+    content = replace(ENGAGEMENT.content, body="x" * 2_000_000)
+    result = await asyncio.wait_for(runtime.engage(replace(ENGAGEMENT, content=content)), 30)
+    assert result.kind is ResultKind.FAILED
+    assert "bytes" in (result.error or "")
     await runtime.close()
 
 

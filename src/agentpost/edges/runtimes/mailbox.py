@@ -14,7 +14,7 @@ from agentpost.delivery.ports import Engagement, Result
 from agentpost.edges.runtimes import answers
 from agentpost.edges.runtimes.options import AtOnce, Options
 from agentpost.mailbox.file import FileMailbox
-from agentpost.protocol.errors import Refusal
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, MailboxMessage, MailboxState
 from agentpost.protocol.timestamps import parse_ms
@@ -55,7 +55,9 @@ class MailboxRuntime:
             await mailbox.enqueue(message)
             return await _outcome(mailbox, message)
         except Refusal as refusal:
-            return answers.retry(refusal.message)
+            # What a mailbox cannot hold it cannot hold later either.
+            is_final = refusal.code in (Code.TOO_LARGE, Code.TOO_DEEP, Code.INVALID_FIELD)
+            return answers.failed(refusal.message) if is_final else answers.retry(refusal.message)
 
     async def ask(self, event_id: EventId) -> Result | None:
         # Handing it over again asks, too.
