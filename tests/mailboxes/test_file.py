@@ -17,7 +17,7 @@ from agentpost.protocol.mailbox import encode_message
 from agentpost.store.database import Database, FileKind
 from agentpost.store.queries import migrations
 from agentpost.tasks import TaskOwner
-from agentpost.testing import START_MS, FakeClock
+from agentpost.testing import START_MS, FakeClock, SeededChance
 from tests.mailboxes.building import message
 
 OLD_ROW = """
@@ -108,6 +108,28 @@ async def test_large_dead_letters_make_short_pages(kind: type, tmp_path: Path, c
     assert [each.msg_id for each in (*first, *second)] == [f"m{n}" for n in range(10)]
     assert len(first) == 8
     await mailbox.close()
+
+
+@pytest.mark.req("MBX-3")
+async def test_processes_that_live_for_one_call_forget_as_well(tmp_path: Path, clock: FakeClock) -> None:
+    """Each goes on where the last one stopped, so old ids go although nobody stays to look at all of them."""
+
+    class Always(SeededChance):
+        def fraction(self) -> float:
+            return 0.0
+
+    path = tmp_path / "mail.db"
+    policy = MailboxPolicy(retention_seconds=100)
+    async with FileMailbox.open(path, clock=clock, policy=policy, blocking=True) as mailbox:
+        for first in range(0, 10_000, 1000):
+            await mailbox.enqueue_many([message(f"m{first + n:05d}") for n in range(1000)])
+        await mailbox.purge("bob")
+    clock.advance(101_000)
+    for n in range(3):
+        async with FileMailbox.open(path, clock=clock, policy=policy, chance=Always(seed=1), blocking=True) as mailbox:
+            await mailbox.enqueue(message(f"new{n}"))
+    with closing(Database.open_reader(path)) as database:
+        assert database.value("SELECT count(*) FROM remembered") == 3
 
 
 async def test_the_sweeper_outlives_what_goes_wrong(file: FileMailbox, clock: FakeClock) -> None:

@@ -30,9 +30,6 @@ class Endings:
     def __init__(self, database: Database, policy: MailboxPolicy) -> None:
         self._database = database
         self._policy = policy
-        # How far the looks for old ids and for old messages have come.
-        self._looked_back_to: tuple[int, str] = _START
-        self._walked_to = 0
         # Acked here and not removed yet: until when each was in flight, and its number. Who is killed leaves them to
         # the sweep, which finds them when their time in flight is over.
         self._acked: list[tuple[int, int]] = []
@@ -125,11 +122,14 @@ class Endings:
     def look_back(self, *, now_ms: int, look_at: int = LOOKED_BACK_AT) -> int:
         """Expire messages behind others that expire later, and forget old ids. Gives how many there were.
 
-        Looks at the next `look_at` from where the last look ended, and starts again behind the last of all: an index
-        by age would cost every call more than this walk does.
+        Looks at the next `look_at` from where the last look ended, whoever that was, and starts again behind the last
+        of all: an index by age would cost every call more than this walk does.
         """
-        expired = self._past_ttl(self._walked_to, look_at, now_ms=now_ms)
-        self._walked_to = self._database.value(SQL.end_of_walk, (self._walked_to, look_at - 1)) or 0
+        start = self._database.value(SQL.walk)
+        expired = self._past_ttl(start, look_at, now_ms=now_ms)
+        end = self._database.value(SQL.end_of_walk, (start, look_at - 1)) or 0
+        if end != start:
+            self._database.run(SQL.walk_through_messages, (end,))
         self.end(expired, MailboxSignal.TTL)
         return len(expired) + self.forget(now_ms=now_ms, look_at=look_at)
 
@@ -137,11 +137,13 @@ class Endings:
         """Forget ids that were seen longer ago than the retention and whose messages are gone (MBX-3)."""
         before = self._database.changed_rows()
         seen_before_ms = now_ms - round(self._policy.retention_seconds * 1000)
-        start = self._looked_back_to
+        _, *start = self._database.row(SQL.walk) or (0, *_START)
         end = self._database.row(SQL.end_of_look_back, (*start, look_at - 1))
         if end is None:
             self._database.run(SQL.forget_after, (*start, seen_before_ms))
         else:
             self._database.run(SQL.forget_between, (*start, *end, seen_before_ms))
-        self._looked_back_to = _START if end is None else (end[0], end[1])
-        return self._database.changed_rows() - before
+        forgotten = self._database.changed_rows() - before
+        if start != list(end or _START):
+            self._database.run(SQL.walk_through_ids, end or _START)
+        return forgotten

@@ -20,7 +20,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import DeadLetterEntry, EnqueueAck, MailboxMessage, MailboxState, MessageSummary
 from agentpost.store.database import Database, FileKind
 from agentpost.store.queries import migrations
-from agentpost.world import Clock, SystemClock
+from agentpost.world import Chance, Clock, SystemChance, SystemClock
 
 __all__ = ["FileMailbox"]
 
@@ -35,14 +35,16 @@ _LOOK_EVERY_SECONDS: Final = 0.1
 class FileMailbox:
     """One process's way to a mailbox file."""
 
-    def __init__(self, database: Database, worker: Worker, *, policy: MailboxPolicy, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, worker: Worker, *, policy: MailboxPolicy, clock: Clock, chance: Chance
+    ) -> None:
         self._book = Book(database, policy)
         self._clock = clock
+        self._chance = chance
         self._database = database
         self._worker = worker
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_released = False
-        self._until_forgetting = LOOKED_BACK_AT // 4
 
     @classmethod
     def open(
@@ -51,6 +53,7 @@ class FileMailbox:
         *,
         policy: MailboxPolicy | None = None,
         clock: Clock | None = None,
+        chance: Chance | None = None,
         blocking: bool = False,
         vfs: str | None = None,
     ) -> Self:
@@ -73,7 +76,13 @@ class FileMailbox:
             database.abandon()
             raise
         worker = Blocking(database) if blocking else WorkerThread(database)
-        return cls(database, worker, policy=policy or MailboxPolicy(), clock=clock or SystemClock())
+        return cls(
+            database,
+            worker,
+            policy=policy or MailboxPolicy(),
+            clock=clock or SystemClock(),
+            chance=chance or SystemChance(),
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,10 +102,9 @@ class FileMailbox:
         return acks
 
     def _enqueue(self, messages: Sequence[MailboxMessage], bodies: Sequence[bytes], now_ms: int) -> list[EnqueueAck]:
-        self._until_forgetting -= len(messages)
-        if self._until_forgetting <= 0:
-            # Several ids are looked at for each one that comes, so what may be forgotten does not pile up.
-            self._until_forgetting = LOOKED_BACK_AT // 4
+        # Several ids are looked at for each one that comes, so what may be forgotten does not pile up. By chance, because
+        # a process that counted might end before it is its turn.
+        if self._chance.fraction() * LOOKED_BACK_AT < 4 * len(messages):
             self._book.endings.look_back(now_ms=now_ms)
         return self._book.enqueue(messages, bodies, now_ms=now_ms)
 

@@ -202,6 +202,15 @@ WHERE session = ?1 AND msg_id IN (SELECT msg_id FROM dead_letters WHERE session 
 -- name: purge_dead
 DELETE FROM dead_letters WHERE session = ?
 
+-- name: walk
+SELECT message, session, msg_id FROM walk
+
+-- name: walk_through_messages
+UPDATE walk SET message = ?
+
+-- name: walk_through_ids
+UPDATE walk SET session = ?, msg_id = ?
+
 -- name: end_of_look_back
 SELECT session, msg_id FROM remembered WHERE (session, msg_id) > (?, ?) ORDER BY session, msg_id LIMIT 1 OFFSET ?
 
