@@ -269,6 +269,31 @@ async def test_no_page_is_larger_than_a_transport_carries(mailbox: MailboxProtoc
     assert seen == names
 
 
+@pytest.mark.req("MBX-7", "MBX-8")
+async def test_dead_letters_stand_in_the_order_of_the_messages(mailbox: MailboxProtocol, clock: FakeClock) -> None:
+    """Senders interleave by the time of creation among dead letters, too, whichever came first."""
+    await mailbox.enqueue_many([message("a1", created_at=100), message("e1", sender="eve", created_at=20)])
+    for _ in range(4):
+        for msg_id in await ids(mailbox):
+            await mailbox.nack("bob", msg_id, "busy")
+        clock.advance(60_000)
+    assert [each.msg_id for each in await mailbox.peek_dead_letter("bob")] == ["e1", "a1"]
+
+
+async def test_nobody_waits_for_less_than_no_time(mailbox: MailboxProtocol) -> None:
+    """A time to wait that is none is refused, and nothing is handed out."""
+    await mailbox.enqueue(message())
+    for seconds in (-1, float("nan"), float("inf")):
+        for call in (
+            mailbox.dequeue("bob", wait_seconds=seconds),
+            mailbox.dequeue_many("bob", 3, wait_seconds=seconds),
+        ):
+            with pytest.raises(Refusal) as refused:
+                await call
+            assert refused.value.code is Code.INVALID_FIELD
+    assert await states(mailbox) == {"m1": MailboxState.PENDING}
+
+
 @pytest.mark.req("MBX-7")
 async def test_dead_letters_come_page_by_page(mailbox: MailboxProtocol, clock: FakeClock) -> None:
     """Each dead letter is on one page, in the order of the messages."""

@@ -10,7 +10,15 @@ from agentpost.mailbox.interface import MAX_BATCH, MAX_PAGE
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import MAX_MESSAGE_BYTES, MailboxMessage, encode_message, from_wire, to_wire
 
-__all__ = ["check_batch", "check_extension", "check_messages", "check_name", "check_page", "checked_reason"]
+__all__ = [
+    "check_batch",
+    "check_extension",
+    "check_messages",
+    "check_name",
+    "check_page",
+    "check_wait",
+    "checked_reason",
+]
 
 MAX_NAME_BYTES: Final = 64 * 1024
 MAX_REASON_BYTES: Final = 16 * 1024
@@ -79,6 +87,11 @@ def check_batch(count: int) -> None:
 def check_page(limit: int) -> None:
     if not 1 <= limit <= MAX_PAGE:
         raise Refusal(Code.INVALID_FIELD, f"limit must be between 1 and {MAX_PAGE}", field="limit")
+
+
+def check_wait(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise Refusal(Code.INVALID_FIELD, "wait_seconds must be 0 or more", field="wait_seconds")
 
 
 def check_extension(seconds: float) -> None:

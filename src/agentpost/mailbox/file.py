@@ -115,8 +115,9 @@ class FileMailbox:
     async def dequeue_many(self, session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
         asking.check_name(session, "session")
         asking.check_batch(limit)
+        asking.check_wait(wait_seconds)
         found = await self._dequeue(session, limit)
-        if found or wait_seconds <= 0:
+        if found or not wait_seconds:
             return found
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_seconds

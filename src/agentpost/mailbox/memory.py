@@ -89,6 +89,7 @@ class MemoryMailbox:
     async def dequeue_many(self, session: str, limit: int, *, wait_seconds: float = 0) -> list[MailboxMessage]:
         asking.check_name(session, "session")
         asking.check_batch(limit)
+        asking.check_wait(wait_seconds)
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_seconds
         while True:
@@ -179,7 +180,7 @@ class MemoryMailbox:
         asking.check_name(session, "session")
         asking.check_page(limit)
         self._sweep()
-        order = sorted(self._dead(session), key=lambda each: each.arrival)
+        order = sorted(self._dead(session), key=lambda each: each.place)
         page = [each.dead for each in self._page(session, order, after, limit) if each.dead is not None]
         return that_fit(page, lambda each: len(encode_message(each)) + 6 * len(each.reason.encode()))
 

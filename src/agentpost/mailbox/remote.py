@@ -61,6 +61,7 @@ class RemoteMailbox:
 
     async def _wait(self, method: str, parameters: dict[str, Any], wait_seconds: float) -> Any:
         """Ask again until there is something, no call longer than one may be."""
+        asking.check_wait(wait_seconds)
         while True:
             wait = min(wait_seconds, MAX_WAIT_SECONDS)
             found = await self._carrier.call(method, {**parameters, "wait_seconds": wait})
