@@ -21,6 +21,7 @@ from agentpost.protocol.mailbox import to_wire
 from tests.mailboxes.building import message
 from tests.mailboxes.conftest import TOKEN
 
+JSON = {"content-type": "application/json"}
 CALL: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "peek", "params": {"session": "bob"}}
 
 
@@ -85,6 +86,17 @@ async def test_http_refuses_with_the_code_and_a_sentence(file: FileMailbox) -> N
             answer = await http.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), path
         assert (await http.get("/ansible/mailbox/bob/peek?limit=0")).status_code == 400
+        deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        for body, status, code in (
+            (deep, 400, "malformed"),
+            (b'{"a":"\xff"}', 400, "malformed"),
+            (b"[]", 400, None),
+            (b'{"a":"' + b"x" * MAX_REQUEST_BYTES + b'"}', 413, "too_large"),
+        ):
+            for path in ("", "/bob/enqueue", "/bob/ack"):
+                answer = await http.post("/ansible/mailbox" + path, content=body, headers=JSON)
+                assert answer.status_code == status
+                assert answer.json()["error"]["code"] == (code or answer.json()["error"]["code"])
     assert await file.peek("bob") == []
 
 

@@ -16,6 +16,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, Parameter
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.edges.mailbox.websocket import serve_websocket
 from agentpost.mailbox.calls import answer, handed_out
 from agentpost.mailbox.interface import MAX_PAGE, ServedMailbox
@@ -33,18 +34,33 @@ After = Annotated[str | None, Parameter(description="The last msg_id of the page
 Limit = Annotated[int, Parameter(ge=1, le=MAX_PAGE, description="How many at most.")]
 
 
+def _unreadable(_request: Request[Any, Any, Any], _error: Exception) -> Response[dict[str, Any]]:
+    """What msgspec raises beside its own errors, for a body that is nested too deep or not UTF-8."""
+    refusal = Refusal(Code.MALFORMED, "not one JSON object")
+    return Response(refusal.to_wire(), status_code=refusal.status, media_type=MediaType.JSON)
+
+
+# How the body of a call is read, whichever application has the routes.
+_BODY: Final[dict[str, Any]] = {
+    "request_max_body_size": MAX_REQUEST_BYTES,
+    "exception_handlers": {RecursionError: _unreadable, UnicodeDecodeError: _unreadable},
+}
+
+
 def mailbox_routes(mailbox: ServedMailbox) -> Sequence[HTTPRouteHandler]:
     """The routes of one mailbox. Names are read in snake_case and camelCase."""
 
     async def call(method: str, parameters: Mapping[str, Any], case: WireCase) -> Response[Any]:
         return _response(await answer(mailbox, method, parameters, case=case))
 
-    @post(MAILBOX_PATH, status_code=200, summary="Enqueue many", tags=["mailbox"])
+    @post(MAILBOX_PATH, status_code=200, summary="Enqueue many", tags=["mailbox"], **_BODY)
     async def enqueue_many(data: Annotated[Json, Body()], case: Case = WireCase.SNAKE) -> Response[Any]:
         """`{"messages": […]}`: all of them or, if one is refused, none."""
         return await call("enqueue_many", data, case)
 
-    @post(MAILBOX_PATH + "/{session:str}/enqueue", status_code=200, summary="Enqueue a message", tags=["mailbox"])
+    @post(
+        MAILBOX_PATH + "/{session:str}/enqueue", status_code=200, summary="Enqueue a message", tags=["mailbox"], **_BODY
+    )
     async def enqueue(session: str, data: Annotated[Json, Body()], case: Case = WireCase.SNAKE) -> Response[Any]:
         """The message itself. Its `to` may be left out; it is the session."""
         name = unquote(session)
@@ -58,6 +74,7 @@ def mailbox_routes(mailbox: ServedMailbox) -> Sequence[HTTPRouteHandler]:
         summary="Call a method",
         tags=["mailbox"],
         responses={204: ResponseSpec(None, generate_examples=False, description="There is nothing to tell.")},
+        **_BODY,
     )
     async def operate(
         request: Request[Any, Any, Any],

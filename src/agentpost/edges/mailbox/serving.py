@@ -33,7 +33,6 @@ async def serve_http(mailbox: ServedMailbox, *, host: str, port: int, token: str
     app = Litestar(
         list(routes),
         exception_handlers=EXCEPTION_HANDLERS,
-        request_max_body_size=MAX_REQUEST_BYTES,
         logging_config=None,
         openapi_config=None,
     )
