@@ -3,18 +3,21 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from agentpost.edges.mailbox.carriers import UnixCarrier, WebSocketCarrier
+from agentpost.edges.mailbox.carriers import UnixCarrier
+from agentpost.edges.mailbox.connecting import connect_mailbox
 from agentpost.edges.mailbox.serving import serve_http
 from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import ServedMailbox
 from agentpost.mailbox.memory import MemoryMailbox
+from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import MailboxMessage
 from agentpost.testing import FakeClock
@@ -32,6 +35,20 @@ async def eventually(mailbox: ServedMailbox, wanted: list[tuple[str, str, int]])
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await seen(mailbox) != wanted:  # noqa: ASYNC110 - the server does not know of this test
             await asyncio.sleep(0.01)
+
+
+async def remote(address: str) -> RemoteMailbox:
+    mailbox = await connect_mailbox(address)
+    assert isinstance(mailbox, RemoteMailbox)
+    return mailbox
+
+
+async def following(pushes: AsyncIterator[MailboxMessage]) -> MailboxMessage:
+    return await asyncio.wait_for(anext(pushes), PATIENCE_SECONDS)
+
+
+async def following_line(reader: asyncio.StreamReader) -> dict[str, Any]:
+    return json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS))
 
 
 def call(method: str, **parameters: Any) -> bytes:
@@ -143,16 +160,13 @@ async def test_a_subscriber_that_is_gone_costs_no_attempt(
 ) -> None:
     """Handed to one subscriber after another that disconnects, a message is no dead letter, and the next gets it."""
     await file.enqueue(message("m1"))
+    address = f"unix:{socket}" if transport == "unix" else url.replace("http", "ws")
     for _ in range(5):
-        carrier = (
-            await UnixCarrier.connect(str(socket))
-            if transport == "unix"
-            else await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox")
-        )
-        await carrier.call("subscribe", {"session": "bob", "credit": 2})
-        pushed = await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
-        assert pushed["message"]["attempt"] == 0
-        await carrier.close()
+        mailbox = await remote(address)
+        pushes = mailbox.subscribe("bob", credit=2)
+        assert (await following(pushes)).attempt == 0
+        await mailbox.close()
+        await pushes.aclose()
         await eventually(file, UNTOUCHED)
 
 
@@ -177,23 +191,51 @@ async def test_a_subscription_outlives_what_goes_wrong(
             with pytest.raises(Refusal) as refused:
                 await carrier.call("subscribe", {"session": name})
             assert refused.value.code is Code.INVALID_FIELD
-        await carrier.call("subscribe", {"session": "bob"})
-        pushed = await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
-        assert pushed["message"]["msg_id"] == "m1"
-        await carrier.close()
+        async with RemoteMailbox(carrier) as mailbox, aclosing(mailbox.subscribe("bob")) as pushes:
+            assert (await following(pushes)).msg_id == "m1"
 
 
 async def test_more_time_is_no_more_credit(file: FileMailbox, socket: Path) -> None:
     """Extending a pushed message does not bring another one; settling it does, however the call is spelled."""
     await file.enqueue_many([message("m1"), message("m2"), message("m3")])
-    carrier = await UnixCarrier.connect(str(socket))
-    await carrier.call("subscribe", {"session": "bob"})
-    await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
-    await carrier.call("extend", {"session": "bob", "msg_id": "m1", "seconds": 60})
+    reader, writer = await asyncio.open_unix_connection(socket)
+    writer.write(call("subscribe", session="bob"))
+    answers = [await following_line(reader) for _ in range(2)]
+    assert sorted(each.get("method", "") for each in answers) == ["", "message"]
+    writer.write(call("extend", session="bob", msg_id="m1", seconds=60))
+    assert "result" in await following_line(reader)
     await asyncio.sleep(0.2)
-    assert carrier.pushed.empty()
-    await carrier.call("ackMany", {"session": "bob", "msgIds": ["m1"]})
-    pushed = await asyncio.wait_for(carrier.pushed.get(), PATIENCE_SECONDS)
-    assert pushed["message"]["msg_id"] == "m2"
-    await carrier.call("nack", {"session": "bob", "msg_id": "m2"})
-    await carrier.close()
+    assert [each[1] for each in await seen(file)] == ["in_flight", "pending", "pending"]
+    writer.write(call("ackMany", session="bob", msgIds=["m1"]))
+    answers = [await following_line(reader) for _ in range(2)]
+    (pushed,) = [each["params"]["message"] for each in answers if "method" in each]
+    assert pushed["msg_id"] == "m2"
+    writer.close()
+
+
+async def test_a_loop_over_what_is_pushed(file: FileMailbox, socket: Path) -> None:
+    """A client takes and acks messages as they come; what was pushed and not taken when it leaves costs no attempt."""
+    async with await remote(f"unix:{socket}") as mailbox:
+        await file.enqueue_many([message(f"m{n}") for n in range(4)])
+        taken: list[str] = []
+        async with aclosing(mailbox.subscribe("bob", credit=2)) as pushes:
+            async for each in pushes:
+                taken.append(each.msg_id)
+                await mailbox.ack("bob", each.msg_id)
+                if len(taken) == 2:
+                    break
+        assert taken == ["m0", "m1"]
+        await eventually(file, [("m2", "pending", 0), ("m3", "pending", 0)])
+        # What it did take is its own, also after the end.
+        async with aclosing(mailbox.subscribe("bob")) as pushes:
+            assert (await following(pushes)).msg_id == "m2"
+        await mailbox.ack("bob", "m2")
+        assert await seen(file) == [("m3", "pending", 0)]
+
+
+async def test_http_says_that_it_does_not_push(url: str) -> None:
+    """Who subscribes over HTTP is told what to use instead."""
+    async with await remote(url) as mailbox:
+        with pytest.raises(Refusal) as refused:
+            await following(mailbox.subscribe("bob"))
+        assert refused.value.code is Code.NOT_FOUND

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import socket
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.edges.mailbox.serving import serve_http
 from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
+from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import to_wire
 from tests.mailboxes.building import message
@@ -127,7 +132,7 @@ async def test_nobody_comes_in_without_the_token(file: FileMailbox) -> None:
                 assert TOKEN not in answer.text
         with pytest.raises(Refusal) as refused:
             await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox", token="wrong")  # noqa: S106
-        assert refused.value.code is Code.UNAVAILABLE
+        assert refused.value.code is Code.INVALID_TOKEN
     assert await file.peek("bob") == []
 
 
@@ -135,23 +140,23 @@ async def test_messages_are_pushed_as_long_as_there_is_credit(file: FileMailbox)
     """A subscriber is handed what comes, no more than its credit at a time, and gets the next after an ack."""
     async with serve_http(file, host="127.0.0.1", port=0, token=None) as url:
         carrier = await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox")
-        try:
-            await carrier.call("subscribe", {"session": "bob", "credit": 2})
+        async with RemoteMailbox(carrier) as mailbox, aclosing(mailbox.subscribe("bob", credit=2)) as pushes:
+            first = asyncio.ensure_future(anext(pushes))
             await file.enqueue_many([message(f"m{n}") for n in range(3)])
-            first = [(await asyncio.wait_for(carrier.pushed.get(), 30))["message"]["msg_id"] for _ in range(2)]
-            assert first == ["m0", "m1"]
-            assert carrier.pushed.empty()
-            await carrier.call("ack", {"session": "bob", "msg_id": "m0"})
-            pushed = await asyncio.wait_for(carrier.pushed.get(), 30)
-            assert pushed["message"]["msg_id"] == "m2"
+            got = [await asyncio.wait_for(first, 30), await asyncio.wait_for(anext(pushes), 30)]
+            assert [each.msg_id for each in got] == ["m0", "m1"]
+            assert [each.msg_id for each in await file.peek("bob") if each.state == "pending"] == ["m2"]
+            await mailbox.ack("bob", "m0")
+            assert (await asyncio.wait_for(anext(pushes), 30)).msg_id == "m2"
             with pytest.raises(Refusal) as refused:
                 await carrier.call("subscribe", {"session": "bob"})
             assert refused.value.code is Code.CONFLICT
             await carrier.call("unsubscribe", {"session": "bob"})
             await file.enqueue(message("m3"))
             assert [each.msg_id for each in await file.peek("bob") if each.state == "pending"] == ["m3"]
-        finally:
-            await carrier.close()
+            with pytest.raises(Refusal) as refused:
+                await carrier.call("unsubscribe", {"session": "eve"})
+            assert refused.value.code is Code.NOT_FOUND
 
 
 async def test_the_socket_is_the_owners_and_only_one_serves_it(file: FileMailbox, tmp_path: Path) -> None:
@@ -169,6 +174,44 @@ async def test_the_socket_is_the_owners_and_only_one_serves_it(file: FileMailbox
         async with serve_unix(file, path):
             pass
     assert path.read_text() == "somebody's file"
+
+
+async def test_of_two_servers_that_start_together_one_serves(file: FileMailbox, tmp_path: Path) -> None:
+    """Where a dead server left its socket, one of several that start at once replaces it, and the others are told."""
+    path = tmp_path / "mail.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    def start(_: int) -> str:
+        async def serve() -> str:
+            try:
+                async with serve_unix(file, path):
+                    everybody_has_tried.wait(30)
+                    return "served"
+            except Refusal as refusal:
+                everybody_has_tried.wait(30)
+                return refusal.code
+
+        return asyncio.run(serve())
+
+    everybody_has_tried = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = await asyncio.to_thread(lambda: list(pool.map(start, range(8))))
+    assert sorted(outcomes) == ["conflict"] * 7 + ["served"]
+    assert not path.exists()
+
+
+async def test_stopping_a_server_is_not_a_failure(
+    file: FileMailbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients that are connected when a server stops leave no trace of an error."""
+    async with serve_unix(file, tmp_path / "mail.sock"):
+        _, writer = await asyncio.open_unix_connection(tmp_path / "mail.sock")
+        writer.write(json.dumps(CALL).encode() + b"\n")
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)
+    writer.close()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 @pytest.mark.req("MBX-10")

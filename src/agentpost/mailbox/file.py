@@ -102,8 +102,8 @@ class FileMailbox:
         return acks
 
     def _enqueue(self, messages: Sequence[MailboxMessage], bodies: Sequence[bytes], now_ms: int) -> list[EnqueueAck]:
-        # Several ids are looked at for each one that comes, so what may be forgotten does not pile up. By chance, because
-        # a process that counted might end before it is its turn.
+        # Several ids are looked at for each one that comes, so what may be forgotten does not pile up. By chance: a
+        # process that counted might end before it is its turn.
         if self._chance.fraction() * LOOKED_BACK_AT < 4 * len(messages):
             self._book.endings.look_back(now_ms=now_ms)
         return self._book.enqueue(messages, bodies, now_ms=now_ms)

@@ -1,6 +1,7 @@
 """A mailbox that is somewhere else: the same interface, made of calls that a transport carries."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -23,6 +24,10 @@ class Carrier(Protocol):
     """Carries calls to a mailbox. What that refuses is raised here as the same refusal."""
 
     async def call(self, method: str, parameters: Mapping[str, Any]) -> Any: ...
+
+    def subscribe(self, session: str, credit: int) -> AsyncGenerator[dict[str, Any]]:
+        """Messages as they are pushed, until the caller has enough. Refused where the transport cannot push."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -68,6 +73,16 @@ class RemoteMailbox:
             wait_seconds -= wait
             if found or wait_seconds <= 0:
                 return found
+
+    async def subscribe(self, session: str, *, credit: int = 1) -> AsyncGenerator[MailboxMessage]:
+        """Messages as they come, no more than `credit` that are not acked or nacked yet. Unix socket and WebSocket.
+
+        Leaving the loop ends it, and what was not handed out by then waits for somebody else.
+        """
+        asking.check_name(session, "session")
+        async with contextlib.aclosing(self._carrier.subscribe(session, credit)) as pushed:
+            async for message in pushed:
+                yield from_wire(MailboxMessage, message)
 
     async def ack(self, session: str, msg_id: str) -> None:
         await self._carrier.call("ack", _one(session, msg_id))

@@ -33,13 +33,25 @@ export interface MailboxProtocol {
   ackMany(session: string, msgIds: string[]): Promise<void>;
   extend(session: string, msgId: string, seconds: number): Promise<void>;
 }
+
+/** On a WebSocket and on the Unix socket: messages as they come, at most `credit` that are not acked or nacked yet. */
+export interface MailboxPush {
+  subscribe(session: string, credit?: number): Promise<void>;
+  unsubscribe(session: string, unheard?: string[]): Promise<void>;
+}
+
+/** The parameters of the notification `message`. */
+export interface PushedMessage {
+  session: string;
+  message: Message;
+}
 """
 
 
 def declarations() -> str:
     """The text of a `.d.ts` file: names as in the protocol's snake_case form."""
     parts = [_union("MailboxState", MailboxState), *(_interface(name, kind) for kind, name in _NAMES.items())]
-    methods = " | ".join(f'"{name}"' for name in METHODS)
+    methods = " | ".join(f'"{name}"' for name in (*METHODS, "subscribe", "unsubscribe"))
     parts += [f"export type Method = {methods};\n", _PROTOCOL]
     return "\n".join(parts)
 

@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, cast
 from urllib.parse import quote
 
 import httpx
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.mailbox.calls import refusal_of
@@ -22,6 +23,7 @@ __all__ = ["HttpCarrier", "UnixCarrier", "WebSocketCarrier"]
 
 # A call that waits for a message answers within a minute.
 _TIMEOUT_SECONDS: Final = 90.0
+_UNAUTHORIZED: Final = 401
 
 
 class _RpcCarrier(ABC):
@@ -32,7 +34,8 @@ class _RpcCarrier(ABC):
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._has_ended = False
         self._tasks = TaskOwner("mailbox client")
-        self.pushed: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        # What was pushed and nobody has taken yet, of each session; None is the end.
+        self._pushed: defaultdict[str, asyncio.Queue[dict[str, Any] | None]] = defaultdict(asyncio.Queue)
 
     def _listen(self) -> None:
         self._tasks.spawn(self._read(), name="answers")
@@ -70,6 +73,8 @@ class _RpcCarrier(ABC):
         finally:
             self._has_ended = True
             self._fail(_gone())
+            for pushed in self._pushed.values():
+                pushed.put_nowait(None)
 
     def _fail(self, refusal: Refusal) -> None:
         for answered in self._waiting.values():
@@ -78,7 +83,7 @@ class _RpcCarrier(ABC):
 
     def _take(self, message: dict[str, Any]) -> None:
         if message.get("method") == "message":
-            self.pushed.put_nowait(message["params"])
+            self._pushed[message["params"]["session"]].put_nowait(message["params"]["message"])
             return
         if message.get("id") is None and "error" in message:
             # What was sent could not be read, so it is not said which call that was.
@@ -91,6 +96,27 @@ class _RpcCarrier(ABC):
             answered.set_exception(refusal_of(message["error"].get("data")))
         else:
             answered.set_result(message.get("result"))
+
+    async def subscribe(self, session: str, credit: int) -> AsyncGenerator[dict[str, Any]]:
+        await self.call("subscribe", {"session": session, "credit": credit})
+        pushed = self._pushed[session]
+        try:
+            while (message := await pushed.get()) is not None:
+                yield message
+            raise _gone()
+        finally:
+            if not self._has_ended:
+                await self._unsubscribe(session, pushed)
+            del self._pushed[session]
+
+    async def _unsubscribe(self, session: str, pushed: "asyncio.Queue[dict[str, Any] | None]") -> None:
+        """End the pushing. What was pushed meanwhile, and is not taken any more, goes back."""
+        await self.call("unsubscribe", {"session": session})
+        unheard: list[str] = []
+        while not pushed.empty() and (message := pushed.get_nowait()) is not None:
+            unheard.append(message["msg_id"])
+        if unheard:
+            await self.call("unsubscribe", {"session": session, "unheard": unheard})
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -139,6 +165,8 @@ class WebSocketCarrier(_RpcCarrier):
         try:
             socket = await connect(url, additional_headers=headers, compression=None, max_size=MAX_REQUEST_BYTES)
         except (OSError, InvalidHandshake, InvalidURI) as error:
+            if isinstance(error, InvalidStatus) and error.response.status_code == _UNAUTHORIZED:
+                raise _refusal_in(bytes(error.response.body)) from None
             raise Refusal(Code.UNAVAILABLE, f"no mailbox is served at {url}: {error}") from None
         return cls(socket)
 
@@ -186,13 +214,23 @@ class HttpCarrier:
                 "the name of the session is too long for an HTTP path",
                 hint="Use a shorter name, or the Unix socket or WebSocket of this mailbox.",
             ) from None
-        answer = _read(response.content)
         if not response.is_success:
-            raise refusal_of(cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None)
-        return answer
+            raise _refusal_in(response.content)
+        return _read(response.content)
+
+    async def subscribe(self, session: str, credit: int) -> AsyncGenerator[dict[str, Any]]:
+        raise Refusal(
+            Code.NOT_FOUND, "HTTP pushes nothing", hint="Use the Unix socket or the WebSocket, or dequeue with a wait."
+        )
+        yield {}
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+def _refusal_in(content: bytes) -> Refusal:
+    answer = _read(content)
+    return refusal_of(cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None)
 
 
 def _read(content: bytes) -> Any:

@@ -1,13 +1,14 @@
 """JSON-RPC 2.0 on one connection of a mailbox, whether its messages travel as lines or as WebSocket frames.
 
 Calls run side by side: one that waits for a message does not hold up an ack. Beside the calls of `mailbox.calls` there
-are two of this connection: `subscribe` has messages pushed as they come, up to `credit` that are not acked yet, and
-`unsubscribe` ends that. A pushed message is a notification `message`; it is acked like any other.
+are two of this connection: `subscribe` has messages pushed as they come, up to `credit` that are not settled yet, and
+`unsubscribe` ends that. A pushed message is a notification `message`; it is acked like any other. What is not settled
+when the connection ends is given back, as is what a client names as `unheard` when it unsubscribes, or afterwards.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -47,6 +48,7 @@ class RpcConnection:
         self._tasks = TaskOwner("mailbox connection")
         self._free = asyncio.Semaphore(_MOST_AT_ONCE)
         self._subscriptions: dict[str, _Subscription] = {}
+        self._ended: dict[str, _Subscription] = {}
 
     async def receive(self, data: bytes) -> None:
         """Take one message. Returns as soon as the next may be taken."""
@@ -131,10 +133,15 @@ class RpcConnection:
         subscription.task = self._tasks.spawn(subscription.run(), name="push")
 
     async def _unsubscribe(self, parameters: Mapping[str, Any]) -> None:
-        subscription = self._subscriptions.pop(str(parameters.get("session")), None)
-        if subscription is None:
+        session, unheard = str(parameters.get("session")), parameters.get("unheard")
+        subscription = self._subscriptions.pop(session, None)
+        if subscription is not None:
+            await subscription.end()
+            self._ended[session] = subscription
+        elif session not in self._ended:
             raise Refusal(Code.NOT_FOUND, "this connection has not subscribed to that session")
-        await subscription.end()
+        if isinstance(unheard, list):
+            await self._ended.pop(session).give_back(cast("list[object]", unheard))
 
     def _note_settled(self, parameters: Mapping[str, Any]) -> None:
         subscription = self._subscriptions.get(str(parameters.get("session")))
@@ -175,8 +182,11 @@ class _Subscription:
             self.task.cancel()
             await asyncio.wait([self.task])
 
-    async def give_back(self) -> None:
-        await self._mailbox.give_back(self._session, self._open)
+    async def give_back(self, unheard: Iterable[object] | None = None) -> None:
+        """What was pushed and is not settled, or only what of it nobody has taken."""
+        msg_ids = set(self._open if unheard is None else map(str, unheard))
+        handed_out = {msg_id: attempt for msg_id, attempt in self._open.items() if msg_id in msg_ids}
+        await self._mailbox.give_back(self._session, handed_out)
 
     async def run(self) -> None:
         while True:

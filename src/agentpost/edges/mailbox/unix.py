@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -25,7 +26,9 @@ async def serve_unix(mailbox: ServedMailbox, path: Path) -> AsyncGenerator[None]
         if task is not None:
             connections.add(task)
             task.add_done_callback(connections.discard)
-        await _serve_one(mailbox, reader, writer)
+        # Whoever stops the server cancels this; asyncio would print that.
+        with contextlib.suppress(asyncio.CancelledError):
+            await _serve_one(mailbox, reader, writer)
 
     with _listening(path) as listening:
         server = await asyncio.start_unix_server(connected, sock=listening, limit=MAX_REQUEST_BYTES)
@@ -41,26 +44,48 @@ async def serve_unix(mailbox: ServedMailbox, path: Path) -> AsyncGenerator[None]
 @contextlib.contextmanager
 def _listening(path: Path) -> Generator[socket.socket]:
     """A socket at `path`. One whose server died is replaced; a server that lives, or a file, is not."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.closing(listening):
+        try:
+            with _alone_in(path.parent):
+                _make_room(path)
+                _bind(listening, path)
+        except OSError as error:
+            raise Refusal(Code.UNAVAILABLE, f"cannot listen on {path}: {error.strerror or error}") from None
+        try:
+            yield listening
+        finally:
+            with _alone_in(path.parent):
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Nobody else starts or stops a server in the folder meanwhile: of two, one would remove the other's socket."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make_room(path: Path) -> None:
     if path.exists() and not path.is_socket():
         raise Refusal(Code.CONFLICT, f"{path} is there and is no socket")
     if path.exists() and _is_served(path):
         raise Refusal(Code.CONFLICT, f"somebody serves a mailbox on {path} already")
     path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
     # With this mask nobody else can open it, not even in the moment before a chmod.
     mask = os.umask(0o177)
     try:
         listening.bind(str(path))
-    except OSError as error:
-        listening.close()
-        raise Refusal(Code.UNAVAILABLE, f"cannot listen on {path}: {error.strerror or error}") from None
     finally:
         os.umask(mask)
-    try:
-        yield listening
-    finally:
-        listening.close()
-        path.unlink(missing_ok=True)
+    listening.listen()
 
 
 def _is_served(path: Path) -> bool:
