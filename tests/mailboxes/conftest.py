@@ -1,18 +1,28 @@
 """The mailboxes that the contract is held against."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from agentpost.config import Settings
+from agentpost.edges.http.server import serve
 from agentpost.edges.mailbox.carriers import HttpCarrier, UnixCarrier, WebSocketCarrier
 from agentpost.edges.mailbox.serving import serve_http
 from agentpost.edges.mailbox.unix import serve_unix
+from agentpost.edges.runtimes.registry import make_runtime
+from agentpost.gateway import Gateway
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.mailbox.memory import MemoryMailbox
 from agentpost.mailbox.remote import Carrier, RemoteMailbox
-from agentpost.testing import FakeClock
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.home import Home
+from agentpost.tasks import TaskOwner
+from agentpost.testing import FakeClock, SeededChance
 
 TOKEN = "-".join(["open", "sesame"])
 
@@ -23,6 +33,25 @@ class Served(RemoteMailbox):
     def __init__(self, file: FileMailbox, carrier: Carrier) -> None:
         super().__init__(carrier)
         self.sweep = file.sweep
+
+
+@asynccontextmanager
+async def a_gateway(home: Path, clock: FakeClock) -> AsyncGenerator[Served]:
+    """The mailbox of a gateway that runs in the test's own loop and by its clock, over the operator's socket."""
+    settings = Settings(home=home, node_id="vps-jane", tier=NodeTier.BACKBONE, listen_port=0)
+    gateway = Gateway(settings, clock=clock, chance=SeededChance(1), runtimes=make_runtime)
+    tasks = TaskOwner("gateway of a test")
+    is_ready = asyncio.Event()
+    serving = tasks.spawn(serve(gateway, on_ready=lambda _: is_ready.set()), name="serve")
+    try:
+        await asyncio.wait_for(is_ready.wait(), 60)
+        transport = httpx.AsyncHTTPTransport(uds=str(Home(home).operator_socket))
+        async with Served(gateway.mailbox, HttpCarrier("http://gateway", transport=transport)) as mailbox:
+            yield mailbox
+        gateway.request_stop()
+        await asyncio.wait_for(serving, 60)
+    finally:
+        await tasks.close()
 
 
 @pytest.fixture
@@ -37,10 +66,22 @@ async def file(tmp_path: Path, clock: FakeClock) -> AsyncIterator[FileMailbox]:
         yield mailbox
 
 
-@pytest.fixture(params=["memory", "file", "unix", "http", "websocket"])
+# A gateway takes a moment to start, and its mailbox is the one over HTTP.
+A_GATEWAY = pytest.param("gateway", marks=pytest.mark.long)
+
+
+@pytest.fixture(params=["memory", "file", "blocking", "unix", "http", "websocket", A_GATEWAY])
 async def mailbox(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[MailboxProtocol]:
     if request.param == "memory":
         yield MemoryMailbox(clock=clock)
+        return
+    if request.param == "blocking":
+        async with FileMailbox.open(tmp_path / "mail.db", clock=clock, blocking=True) as blocking:
+            yield blocking
+        return
+    if request.param == "gateway":
+        async with a_gateway(tmp_path / "vps-jane", clock) as gateway:
+            yield gateway
         return
     async with FileMailbox.open(tmp_path / "mail.db", clock=clock) as file:
         match request.param:
