@@ -1,7 +1,9 @@
 """The power goes at every write of a mailbox's life, and the disk comes back with nothing, all or some of the rest."""
 
+import asyncio
 import os
 import shutil
+from collections.abc import Coroutine, Iterable
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -10,6 +12,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from msgspec import Struct, field
 
+from agentpost.mailbox import worker
 from agentpost.mailbox.file import FileMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
@@ -64,6 +67,34 @@ async def live(mailbox: FileMailbox, told: Told) -> None:
     await ack_all_of(mailbox, "eve")
 
 
+async def live_at_once(mailbox: FileMailbox, told: Told) -> None:
+    """The same by several callers at a time, who share commits."""
+
+    async def enqueue(msg_id: str) -> None:
+        await mailbox.enqueue(message(msg_id))
+        told.queued.add(msg_id)
+
+    async def ack(msg_id: str) -> None:
+        told.asked.add(msg_id)
+        await mailbox.ack("bob", msg_id)
+        told.acked.add(msg_id)
+
+    async def nack(msg_id: str) -> None:
+        await mailbox.nack("bob", msg_id, "busy")
+        told.nacked.add(msg_id)
+
+    await all_of(enqueue(f"m{n}") for n in range(1, 6))
+    taken = [each.msg_id for each in await mailbox.dequeue_many("bob", 4)]
+    await all_of([*(ack(each) for each in taken[:3]), nack(taken[3])])
+
+
+async def all_of(calls: Iterable[Coroutine[None, None, None]]) -> None:
+    """Make the calls at once; each has its end before the first refusal is told."""
+    for end in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(end, BaseException):
+            raise end
+
+
 async def ack_all_of(mailbox: FileMailbox, session: str) -> None:
     for each in await mailbox.peek(session):
         await mailbox.ack(session, each.msg_id)
@@ -89,8 +120,8 @@ async def problems(path: Path, told: Told) -> list[str]:
     return found
 
 
-async def problems_after_cuts(root: Path) -> list[str]:
-    """The problems of a cut at each write point of `live`."""
+async def problems_after_cuts(root: Path, *, at_once: bool = False) -> list[str]:
+    """The problems of a cut at each write point of a life."""
     async with FileMailbox.open(root / "new" / FILE, blocking=True):
         pass
     found: list[str] = []
@@ -100,10 +131,12 @@ async def problems_after_cuts(root: Path) -> list[str]:
         told = Told()
         with Disk(cut_at=cut_at) as disk:
             with suppress(Refusal):
-                async with FileMailbox.open(folder / FILE, clock=FakeClock(), blocking=True, vfs=disk.name) as mailbox:
-                    await live(mailbox, told)
+                async with FileMailbox.open(
+                    folder / FILE, clock=FakeClock(), blocking=not at_once, vfs=disk.name
+                ) as mailbox:
+                    await (live_at_once if at_once else live)(mailbox, told)
             if disk.has_power:
-                assert cut_at > 60
+                assert cut_at > (20 if at_once else 60)
                 assert told.queued == {"m1", "m2", "m3", "m4", "m5"}
                 return found
             for keep, seed in OUTCOMES:
@@ -119,6 +152,21 @@ async def problems_after_cuts(root: Path) -> list[str]:
 async def test_a_power_cut_loses_no_word_that_was_given(tmp_path: Path) -> None:
     """Wherever the power goes: what was queued is there, what was acked stays away, what was handed out comes again."""
     assert await problems_after_cuts(tmp_path) == []
+
+
+@pytest.mark.req("MBX-3", "MBX-5", "MBX-9")
+async def test_a_power_cut_loses_no_word_that_shared_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in the worker's thread, where several words wait for one sync: none of them is given too early."""
+    shared: list[int] = []
+    together = worker._try_together  # pyright: ignore[reportPrivateUsage] - whether it was the way that is shown here
+
+    def counted(database: Database, jobs: list[worker._Job]) -> bool:  # pyright: ignore[reportPrivateUsage]
+        shared.append(len(jobs))
+        return together(database, jobs)
+
+    monkeypatch.setattr(worker, "_try_together", counted)
+    assert await problems_after_cuts(tmp_path, at_once=True) == []
+    assert max(shared) >= 3
 
 
 @pytest.mark.long

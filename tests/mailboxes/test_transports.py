@@ -76,6 +76,31 @@ async def test_names_are_written_as_the_caller_likes(file: FileMailbox, tmp_path
         assert acked.status_code == 204
 
 
+@pytest.mark.req("MBX-1", "MBX-10")
+@pytest.mark.parametrize("transport", ["unix", "websocket"])
+async def test_json_rpc_is_written_as_the_caller_likes(file: FileMailbox, tmp_path: Path, transport: str) -> None:
+    """Methods, parameters and messages are read in camelCase on both sockets, and answered in it for who asks."""
+    camel = {"msgId": "m1", "from": "ada", "to": "bob", "payload": "x", "createdAt": 5, "attempt": 0, "someThing": 1}
+    async with (
+        serve_unix(file, tmp_path / "mail.sock"),
+        serve_http(file, host="127.0.0.1", port=0, token=None) as url,
+    ):
+        carrier = (
+            await UnixCarrier.connect(str(tmp_path / "mail.sock"))
+            if transport == "unix"
+            else await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox")
+        )
+        queued = await carrier.call("enqueueMany", {"messages": [camel], "case": "camel"})
+        assert queued == [{"msgId": "m1", "queued": True, "pending": 1}]
+        assert (await carrier.call("peek", {"session": "bob"}))[0]["created_at"] == 5
+        got = await carrier.call("dequeueMany", {"session": "bob", "limit": 1, "waitSeconds": 0, "case": "camel"})
+        assert got == [camel]
+        await carrier.call("ackMany", {"session": "bob", "msgIds": ["m1"]})
+        assert await carrier.call("peekDeadLetter", {"session": "bob"}) == []
+        await carrier.close()
+    assert await file.peek("bob") == []
+
+
 async def test_http_refuses_with_the_code_and_a_sentence(file: FileMailbox) -> None:
     """A wrong session, an unknown operation, a bad body and an unknown id each have their status and code."""
     sent = to_wire(message())
