@@ -204,7 +204,7 @@ def test_a_killed_server_loses_nothing(tmp_path: Path) -> None:
     """Killed in the middle of calls, a served mailbox has all that it said it has, and so has the next server."""
     path, socket = tmp_path / "mail.db", tmp_path / "mail.sock"
     told, random = Told(), Random(7)
-    for _ in range(3):
+    for _ in range(2):
         with server(path, socket) as process:
             asyncio.run(call_until_gone(f"unix:{socket}", process, random.uniform(0.2, 0.6), told))
             assert process.wait(30) == -signal.SIGKILL
