@@ -16,7 +16,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, Parameter
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
+from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES, give_back
 from agentpost.edges.mailbox.websocket import serve_websocket
 from agentpost.mailbox.calls import answer, handed_out
 from agentpost.mailbox.interface import MAX_PAGE, ServedMailbox
@@ -156,7 +156,7 @@ async def _hand_out(
     if isinstance(result, Refusal):
         raise result
     if has_left:
-        await mailbox.give_back(parameters["session"], handed_out(method, result))
+        await give_back(mailbox, parameters["session"], handed_out(method, result))
     return result
 
 

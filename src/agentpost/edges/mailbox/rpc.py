@@ -7,6 +7,7 @@ when the connection ends is given back, as is what a client names as `unheard` w
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, cast
@@ -20,7 +21,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import WireCase, to_wire
 from agentpost.tasks import TaskOwner
 
-__all__ = ["MAX_REQUEST_BYTES", "RpcConnection"]
+__all__ = ["MAX_REQUEST_BYTES", "RpcConnection", "give_back"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class RpcConnection:
         await self._end_subscriptions()
 
     async def _end_subscriptions(self) -> None:
-        for subscription in self._subscriptions.values():
+        for subscription in tuple(self._subscriptions.values()):
             await subscription.end()
             # Nobody can ack here any more what was pushed here.
             await subscription.give_back()
@@ -84,8 +85,8 @@ class RpcConnection:
             is_heard = response is not None and await self._write(msgspec.json.encode(response))
         finally:
             self._free.release()
-            if call.handed_out and not is_heard:
-                await self._mailbox.give_back(call.session, call.handed_out)
+            if not is_heard:
+                await give_back(self._mailbox, call.session, call.handed_out)
 
     async def _response(self, data: bytes, call: "_Call") -> dict[str, Any] | None:
         try:
@@ -186,7 +187,7 @@ class _Subscription:
         """What was pushed and is not settled, or only what of it nobody has taken."""
         msg_ids = set(self._open if unheard is None else map(str, unheard))
         handed_out = {msg_id: attempt for msg_id, attempt in self._open.items() if msg_id in msg_ids}
-        await self._mailbox.give_back(self._session, handed_out)
+        await give_back(self._mailbox, self._session, handed_out)
 
     async def run(self) -> None:
         while True:
@@ -215,7 +216,7 @@ class _Subscription:
                 del unheard[message.msg_id]
         finally:
             if unheard:
-                await self._mailbox.give_back(self._session, unheard)
+                await give_back(self._mailbox, self._session, unheard)
                 self._open = {msg_id: attempt for msg_id, attempt in self._open.items() if msg_id not in unheard}
 
     async def _wait_for_room(self) -> None:
@@ -226,6 +227,13 @@ class _Subscription:
             # Whatever was acked over another connection, or timed out, is in flight here no more.
             in_flight = {each.msg_id for each in await self._mailbox.peek(self._session) if each.state == "in_flight"}
             self._open = {msg_id: attempt for msg_id, attempt in self._open.items() if msg_id in in_flight}
+
+
+async def give_back(mailbox: ServedMailbox, session: str, handed_out: Mapping[str, int]) -> None:
+    """Undo hand-overs if the mailbox can: what is not given back comes again when its time in flight is over."""
+    if handed_out:
+        with contextlib.suppress(Refusal):
+            await mailbox.give_back(session, handed_out)
 
 
 def _case(given: object) -> WireCase:
