@@ -17,7 +17,7 @@ from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import ServedMailbox
 from agentpost.mailbox.memory import MemoryMailbox
-from agentpost.mailbox.remote import RemoteMailbox
+from agentpost.mailbox.remote import PushingMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import MailboxMessage
 from agentpost.testing import FakeClock
@@ -37,9 +37,9 @@ async def eventually(mailbox: ServedMailbox, wanted: list[tuple[str, str, int]])
             await asyncio.sleep(0.01)
 
 
-async def remote(address: str) -> RemoteMailbox:
+async def remote(address: str) -> PushingMailbox:
     mailbox = await connect_mailbox(address)
-    assert isinstance(mailbox, RemoteMailbox)
+    assert isinstance(mailbox, PushingMailbox)
     return mailbox
 
 
@@ -191,7 +191,7 @@ async def test_a_subscription_outlives_what_goes_wrong(
             with pytest.raises(Refusal) as refused:
                 await carrier.call("subscribe", {"session": name})
             assert refused.value.code is Code.INVALID_FIELD
-        async with RemoteMailbox(carrier) as mailbox, aclosing(mailbox.subscribe("bob")) as pushes:
+        async with PushingMailbox(carrier) as mailbox, aclosing(mailbox.subscribe("bob")) as pushes:
             assert (await following(pushes)).msg_id == "m1"
 
 
@@ -231,11 +231,3 @@ async def test_a_loop_over_what_is_pushed(file: FileMailbox, socket: Path) -> No
             assert (await following(pushes)).msg_id == "m2"
         await mailbox.ack("bob", "m2")
         assert await seen(file) == [("m3", "pending", 0)]
-
-
-async def test_http_says_that_it_does_not_push(url: str) -> None:
-    """Who subscribes over HTTP is told what to use instead."""
-    async with await remote(url) as mailbox:
-        with pytest.raises(Refusal) as refused:
-            await following(mailbox.subscribe("bob"))
-        assert refused.value.code is Code.NOT_FOUND

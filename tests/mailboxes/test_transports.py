@@ -20,7 +20,7 @@ from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.edges.mailbox.serving import serve_http
 from agentpost.edges.mailbox.unix import serve_unix
 from agentpost.mailbox.file import FileMailbox
-from agentpost.mailbox.remote import RemoteMailbox
+from agentpost.mailbox.remote import PushingMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import to_wire
 from tests.mailboxes.building import message
@@ -165,7 +165,7 @@ async def test_messages_are_pushed_as_long_as_there_is_credit(file: FileMailbox)
     """A subscriber is handed what comes, no more than its credit at a time, and gets the next after an ack."""
     async with serve_http(file, host="127.0.0.1", port=0, token=None) as url:
         carrier = await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox")
-        async with RemoteMailbox(carrier) as mailbox, aclosing(mailbox.subscribe("bob", credit=2)) as pushes:
+        async with PushingMailbox(carrier) as mailbox, aclosing(mailbox.subscribe("bob", credit=2)) as pushes:
             first = asyncio.ensure_future(anext(pushes))
             await file.enqueue_many([message(f"m{n}") for n in range(3)])
             got = [await asyncio.wait_for(first, 30), await asyncio.wait_for(anext(pushes), 30)]

@@ -17,7 +17,7 @@ from agentpost.protocol.mailbox import (
     to_wire,
 )
 
-__all__ = ["Carrier", "RemoteMailbox"]
+__all__ = ["Carrier", "PushingCarrier", "PushingMailbox", "RemoteMailbox"]
 
 
 class Carrier(Protocol):
@@ -25,11 +25,15 @@ class Carrier(Protocol):
 
     async def call(self, method: str, parameters: Mapping[str, Any]) -> Any: ...
 
-    def subscribe(self, session: str, credit: int) -> AsyncGenerator[dict[str, Any]]:
-        """Messages as they are pushed, until the caller has enough. Refused where the transport cannot push."""
-        ...
-
     async def close(self) -> None: ...
+
+
+class PushingCarrier(Carrier, Protocol):
+    """A carrier on which the mailbox can speak first."""
+
+    def subscribe(self, session: str, credit: int) -> AsyncGenerator[dict[str, Any]]:
+        """Messages as they are pushed, until the caller has enough."""
+        ...
 
 
 class RemoteMailbox:
@@ -74,16 +78,6 @@ class RemoteMailbox:
             if found or wait_seconds <= 0:
                 return found
 
-    async def subscribe(self, session: str, *, credit: int = 1) -> AsyncGenerator[MailboxMessage]:
-        """Messages as they come, no more than `credit` that are not acked or nacked yet. Unix socket and WebSocket.
-
-        Leaving the loop ends it, and what was not handed out by then waits for somebody else.
-        """
-        asking.check_name(session, "session")
-        async with contextlib.aclosing(self._carrier.subscribe(session, credit)) as pushed:
-            async for message in pushed:
-                yield from_wire(MailboxMessage, message)
-
     async def ack(self, session: str, msg_id: str) -> None:
         await self._carrier.call("ack", _one(session, msg_id))
 
@@ -120,6 +114,24 @@ class RemoteMailbox:
 
     async def close(self) -> None:
         await self._carrier.close()
+
+
+class PushingMailbox(RemoteMailbox):
+    """A mailbox behind a Unix socket or a WebSocket, which can push messages."""
+
+    def __init__(self, carrier: PushingCarrier) -> None:
+        super().__init__(carrier)
+        self._pushing = carrier
+
+    async def subscribe(self, session: str, *, credit: int = 1) -> AsyncGenerator[MailboxMessage]:
+        """Messages as they come, no more than `credit` that are not acked or nacked yet.
+
+        Leaving the loop ends it, and what was not handed out by then waits for somebody else.
+        """
+        asking.check_name(session, "session")
+        async with contextlib.aclosing(self._pushing.subscribe(session, credit)) as pushed:
+            async for message in pushed:
+                yield from_wire(MailboxMessage, message)
 
 
 def _one(session: str, msg_id: str) -> dict[str, Any]:

@@ -218,12 +218,6 @@ class HttpCarrier:
             raise _refusal_in(response.content)
         return _read(response.content)
 
-    async def subscribe(self, session: str, credit: int) -> AsyncGenerator[dict[str, Any]]:
-        raise Refusal(
-            Code.NOT_FOUND, "HTTP pushes nothing", hint="Use the Unix socket or the WebSocket, or dequeue with a wait."
-        )
-        yield {}
-
     async def close(self) -> None:
         await self._http.aclose()
 

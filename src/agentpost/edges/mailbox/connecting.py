@@ -17,7 +17,7 @@ from agentpost.edges.mailbox.carriers import HttpCarrier, UnixCarrier, WebSocket
 from agentpost.edges.mailbox.http import MAILBOX_PATH
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxPolicy
-from agentpost.mailbox.remote import RemoteMailbox
+from agentpost.mailbox.remote import PushingMailbox, RemoteMailbox
 from agentpost.store.home import Home
 
 __all__ = ["connect_mailbox", "gateway_mailbox"]
@@ -30,12 +30,12 @@ async def connect_mailbox(
     scheme, _, rest = address.partition(":")
     match scheme:
         case "unix":
-            return RemoteMailbox(await UnixCarrier.connect(rest))
+            return PushingMailbox(await UnixCarrier.connect(rest))
         case "http" | "https":
             return RemoteMailbox(HttpCarrier(address, token=token))
         case "ws" | "wss":
             path = MAILBOX_PATH if urlsplit(address).path in ("", "/") else ""
-            return RemoteMailbox(await WebSocketCarrier.connect(address.rstrip("/") + path, token=token))
+            return PushingMailbox(await WebSocketCarrier.connect(address.rstrip("/") + path, token=token))
         case "gateway":
             return gateway_mailbox(home_of(None, home=Path(rest) if rest else None))
         case "file":
