@@ -2,8 +2,9 @@
 
 Calls run side by side: one that waits for a message does not hold up an ack. Beside the calls of `mailbox.calls` there
 are two of this connection: `subscribe` has messages pushed as they come, up to `credit` that are not settled yet, and
-`unsubscribe` ends that. A pushed message is a notification `message`; it is acked like any other. What is not settled
-when the connection ends is given back, as is what a client names as `unheard` when it unsubscribes, or afterwards.
+`unsubscribe` ends that. A pushed message is a notification `message`; it is acked like any other, also over another
+connection. What a client names as `unheard` when it unsubscribes, or afterwards, is given back. What it was pushed
+stays in flight when the connection ends: it may be at work on it, or it may have ended because of it.
 """
 
 import asyncio
@@ -73,8 +74,6 @@ class RpcConnection:
     async def _end_subscriptions(self) -> None:
         for subscription in tuple(self._subscriptions.values()):
             await subscription.end()
-            # Nobody can ack here any more what was pushed here.
-            await subscription.give_back()
         self._subscriptions.clear()
 
     async def _answer(self, data: bytes) -> None:
@@ -183,9 +182,9 @@ class _Subscription:
             self.task.cancel()
             await asyncio.wait([self.task])
 
-    async def give_back(self, unheard: Iterable[object] | None = None) -> None:
-        """What was pushed and is not settled, or only what of it nobody has taken."""
-        msg_ids = set(self._open if unheard is None else map(str, unheard))
+    async def give_back(self, unheard: Iterable[object]) -> None:
+        """What of the pushed messages nobody has taken."""
+        msg_ids = set(map(str, unheard))
         handed_out = {msg_id: attempt for msg_id, attempt in self._open.items() if msg_id in msg_ids}
         await give_back(self._mailbox, self._session, handed_out)
 
