@@ -9,14 +9,17 @@ from msgspec.structs import replace
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.delivery import Change, Delivery
-from agentpost.protocol.envelope import Event
+from agentpost.protocol.envelope import Event, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import TaskId, corr_id_of
 from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.payloads import Priority, TaskCreate
+from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
 from agentpost.store.rules import chain_after
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import CHAIN_START, Acceptance, Inbound, Outcome, Settlement, Subscriber
-from agentpost.testing import START_MS, a_message, a_reply, an_ack
+from agentpost.testing import START_MS, a_message, a_reply, an_ack, an_event_id
 
 NODE = "node-a"
 PEER = "node-b"
@@ -40,6 +43,26 @@ def deliveries_of(event: Event, *to_agents: str, due_at_ms: int | None = None) -
             emitted_at_ms=START_MS,
         )
         for agent in to_agents
+    )
+
+
+def an_offer(number: int, *, by: str, at_ms: int) -> TaskCreateEvent:
+    event_id = an_event_id("offer", number)
+    return TaskCreateEvent(
+        event_id=event_id,
+        source_node_id=NODE,
+        source_agent_id=by,
+        corr_id=corr_id_of(event_id),
+        created_at=format_ms(at_ms),
+        payload=TaskCreate(
+            task_id=TaskId(f"tsk_{number:026d}"),
+            title="Do it",
+            description="All of it.",
+            to_agents=("bob",),
+            priority=Priority.NORMAL,
+            requester_agent_id=by,
+            response_required=True,
+        ),
     )
 
 

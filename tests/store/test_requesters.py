@@ -1,32 +1,8 @@
 """The tasks that one agent asked for, the last changed first."""
 
-from agentpost.protocol.envelope import TaskCreateEvent
-from agentpost.protocol.ids import TaskId, corr_id_of
-from agentpost.protocol.payloads import Priority, TaskCreate
-from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
-from agentpost.testing import START_MS, an_event_id
-from tests.store.building import NODE
-
-
-def an_offer(number: int, *, by: str, at_ms: int) -> TaskCreateEvent:
-    event_id = an_event_id("offer", number)
-    return TaskCreateEvent(
-        event_id=event_id,
-        source_node_id=NODE,
-        source_agent_id=by,
-        corr_id=corr_id_of(event_id),
-        created_at=format_ms(at_ms),
-        payload=TaskCreate(
-            task_id=TaskId(f"tsk_{number:026d}"),
-            title="Do it",
-            description="All of it.",
-            to_agents=("bob",),
-            priority=Priority.NORMAL,
-            requester_agent_id=by,
-            response_required=True,
-        ),
-    )
+from agentpost.testing import START_MS
+from tests.store.building import an_offer
 
 
 async def test_the_tasks_of_a_requester_come_page_by_page(store: Store) -> None:

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from agentpost.protocol.delivery import Delivery
-from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import ConstraintViolated
+from agentpost.store.rows import Append, Rows, UnknownAhead
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
 
-__all__ = ["FATAL", "LONG", "Job", "Many", "append_many", "try_together"]
+__all__ = ["FATAL", "LONG", "Batch", "Job", "Many", "append_many", "gather_ahead", "try_together"]
 
 # After these nothing is written any more.
 FATAL: Final = frozenset({Code.STORAGE_FAILED, Code.STORAGE_CORRUPT})
@@ -44,15 +43,38 @@ class Job(Struct, eq=False):
 
     def answer(self) -> None:
         """Tell the caller, unless it does not wait any more."""
-        if self.future.done() or self.future.get_loop().is_closed():
+        future = self.future
+        if future.done():
             return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
+        try:
+            if self.error is None:
+                future.set_result(self.result)
+            else:
+                future.set_exception(self.error)
+        except RuntimeError:
+            # Its loop is closed.
+            return
 
 
-def try_together(jobs: Sequence[Job], transaction: Transaction) -> tuple[bool, Refusal | None]:
+class Batch(Struct, eq=False):
+    """Jobs in the order in which they were asked for; their rows, with an answer for each, if gathered ahead."""
+
+    jobs: Sequence[Job]
+    ahead: Rows | None = None
+    answers: Sequence[Appended | Refusal] = ()
+
+
+def gather_ahead(jobs: Sequence[Job], ahead: Rows) -> Batch | None:
+    """The jobs with their rows in `ahead`, or None if only the transaction itself can tell what becomes of them."""
+    if not _are_appends(jobs):
+        return None
+    try:
+        return Batch(jobs, ahead, ahead.append_each([job.asked for job in jobs]))
+    except UnknownAhead:
+        return None
+
+
+def try_together(batches: Sequence[Batch], transaction: Transaction) -> tuple[bool, Refusal | None]:
     """Run the jobs in one transaction. Gives whether each has its answer, and what ended all writing, if it did.
 
     A job that changed nothing may fail without spoiling the others. One that did spoils it: then nothing is written,
@@ -60,14 +82,14 @@ def try_together(jobs: Sequence[Job], transaction: Transaction) -> tuple[bool, R
     """
     is_of_one = True
     failure: Refusal | None = None
+    jobs = [job for batch in batches for job in batch.jobs]
     try:
-        transaction.begin(only_appends=all(job.many is append_many for job in jobs))
-        for many, group in groupby(jobs, key=_many_of):
-            if many is not None:
-                _do_together(transaction, many, list(group))
-                continue
-            for job in group:
-                _do(transaction, job)
+        transaction.begin(only_appends=all(batch.ahead is not None or _are_appends(batch.jobs) for batch in batches))
+        for batch in batches:
+            if batch.ahead is not None and transaction.take(batch.ahead):
+                _give(batch.jobs, batch.answers)
+            else:
+                _do_batch(transaction, batch.jobs)
         is_of_one = False
         transaction.commit()
     except Exception as error:  # noqa: BLE001 - callers are told; a writer that ended would leave them waiting
@@ -91,6 +113,20 @@ def _undo(transaction: Transaction) -> Refusal | None:
     return None
 
 
+def _do_batch(transaction: Transaction, jobs: Sequence[Job]) -> None:
+    for many, group in groupby(jobs, key=_many_of):
+        if many is not None:
+            together = list(group)
+            _give(together, many(transaction, [job.asked for job in together]))
+            continue
+        for job in group:
+            _do(transaction, job)
+
+
+def _are_appends(jobs: Sequence[Job]) -> bool:
+    return all(job.many is append_many for job in jobs)
+
+
 def _many_of(job: Job) -> Many | None:
     return job.many
 
@@ -106,8 +142,8 @@ def _do(transaction: Transaction, job: Job) -> None:
             raise
 
 
-def _do_together(transaction: Transaction, many: Many, jobs: list[Job]) -> None:
-    for job, answer in zip(jobs, many(transaction, [job.asked for job in jobs]), strict=True):
+def _give(jobs: Sequence[Job], answers: Sequence[Any]) -> None:
+    for job, answer in zip(jobs, answers, strict=True):
         if isinstance(answer, Refusal):
             if answer.code in _SPOILS_ALL:
                 raise answer
@@ -116,17 +152,8 @@ def _do_together(transaction: Transaction, many: Many, jobs: list[Job]) -> None:
             job.result = answer
 
 
-def append_many(
-    transaction: Transaction, appends: Sequence[tuple[Sequence[Event], Sequence[Delivery]]]
-) -> list[Appended | Refusal]:
-    append = transaction.append
-    answers: list[Appended | Refusal] = []
-    for events, deliveries in appends:
-        try:
-            answers.append(append(events, deliveries))
-        except Refusal as refusal:
-            answers.append(refusal)
-    return answers
+def append_many(transaction: Transaction, appends: Sequence[Append]) -> list[Appended | Refusal]:
+    return transaction.append_each(appends)
 
 
 def _as_refusal(error: Exception) -> Exception:

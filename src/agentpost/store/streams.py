@@ -9,58 +9,18 @@ from typing import Final
 from agentpost.store.database import Database
 from agentpost.store.outbox import head
 from agentpost.store.queries import SQL
-from agentpost.store.rules import chain_after
 from agentpost.store.values import CHAIN_START, Head, StreamEvent, StreamSlice
 
-__all__ = ["GrowingStreams", "oldest_unread", "prune_streams", "read_stream", "stream_end", "stream_floor"]
+__all__ = ["extend_streams", "oldest_unread", "prune_streams", "read_stream", "stream_end", "stream_floor"]
 
 _ROWS_A_READ: Final = 64
 
 
-class GrowingStreams:
-    """The streams as the transaction under way extends them. Used by the writer only."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        # The ends of the streams, each read when it is first needed; the rows that are not written yet.
-        self._chains: dict[str, bytes] = {}
-        self._rows: list[tuple[str, int, bytes]] = []
-        self._written: list[tuple[str, int, bytes]] = []
-
-    def __len__(self) -> int:
-        """How many rows wait to be written."""
-        return len(self._rows)
-
-    def extend(self, to_nodes: Sequence[str], seq: int, body: bytes) -> None:
-        """Make the event the next one of each of these streams, once, however often it names one."""
-        for node_id in to_nodes if len(to_nodes) == 1 else dict.fromkeys(to_nodes):
-            chain = self._chains.get(node_id) or stream_end(self._database, node_id).chain
-            chain = chain_after(chain, body)
-            self._chains[node_id] = chain
-            self._rows.append((node_id, seq, chain))
-
-    def shorten(self, length: int) -> None:
-        """Take back the rows after the first `length`."""
-        for node_id, _, _ in self._rows[length:]:
-            self._chains.pop(node_id, None)
-        del self._rows[length:]
-        self._chains |= {node_id: chain for node_id, _, chain in self._rows}
-
-    def flush(self) -> None:
-        if self._rows:
-            packed = [chain + b"%020d" % seq + node_id.encode() for node_id, seq, chain in self._rows]
-            self._database.run_packed(SQL.extend_streams, (), packed)
-            self._written += self._rows
-            self._rows = []
-
-    def take_written(self) -> list[tuple[str, int, bytes]]:
-        """The rows that were written since the last call."""
-        written, self._written = self._written, []
-        return written
-
-    def forget(self) -> None:
-        """The transaction is undone: what the file says counts again."""
-        self._chains, self._rows, self._written = {}, [], []
+def extend_streams(database: Database, rows: Sequence[tuple[str, int, bytes]]) -> None:
+    """Write which events (seq) are the next ones of which streams (reader), with the chains that they make."""
+    if rows:
+        packed = [chain + b"%020d" % seq + node_id.encode() for node_id, seq, chain in rows]
+        database.run_packed(SQL.extend_streams, (), packed)
 
 
 def stream_end(database: Database, consumer_node_id: str) -> Head:

@@ -68,7 +68,7 @@ class Appended(Struct, frozen=True, kw_only=True, gc=False):
     last_seq: int
 
 
-class StoredEvent(Struct, frozen=True, kw_only=True):
+class StoredEvent(Struct, frozen=True, kw_only=True, gc=False):
     seq: int
     chain: bytes
     raw: bytes

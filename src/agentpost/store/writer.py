@@ -7,6 +7,8 @@ runs again without it, so nobody pays for another's mistake. No delay is added: 
 A little work is done on the loop that asked for it, for as long as the disk is quick: to wake another thread and to be
 woken by it takes as long as the commit. Much work, work that may take long, and all work on a slow disk is done in a
 thread. What is asked for meanwhile follows there, so that everything is written in the order in which it was asked for.
+A crowd is handed over in parts: while SQLite writes one without Python, the callers of the other run, and their rows
+are made ready.
 
 After a failed write or sync nothing is retried, since the kernel may have dropped what it could not write: the writer
 stops for good, refuses everything, and says so once (`on_failure`). A full disk is different: the transaction is
@@ -27,7 +29,8 @@ from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
-from agentpost.store.jobs import FATAL, LONG, Job, append_many, try_together
+from agentpost.store.jobs import FATAL, LONG, Batch, Job, append_many, gather_ahead, try_together
+from agentpost.store.rows import Rows
 from agentpost.store.tail import Grown
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended
@@ -43,11 +46,11 @@ A = TypeVar("A")
 # has half of a crowd.
 _MOST_ON_LOOP: Final = 127
 _QUICK_SECONDS: Final = 0.025
+# So many rows at the most are gathered ahead: it is done on the loop.
+_MOST_AHEAD: Final = 512
 # What a commit takes is judged by those of few jobs, and the latest of them counts so much.
 _FEW_JOBS: Final = 8
 _LATEST: Final = 0.1
-# A crowd is split in two: while SQLite writes one half without Python, the callers of the other half run.
-_SPLIT_ABOVE_JOBS: Final = 128
 _CHECKPOINT_AT_PAGES: Final = 1000
 _COMMITS_A_LOOK_AT_THE_LOG: Final = 8
 
@@ -72,9 +75,11 @@ class Writer:
         self._on_grown = on_grown
         # What was asked for since the loop last came round, and what the thread is to do; None is the last of it.
         self._asked_for: deque[Job] = deque()
-        self._waiting: SimpleQueue[Job | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Batch | None] = SimpleQueue()
         # Jobs that the thread has and the loop has no answer to. While there are any, nothing is done on the loop.
         self._in_thread = 0
+        # The last rows of what the thread has, if all of that was gathered ahead.
+        self._last_ahead: Rows | None = None
         # Whoever has it uses the connection.
         self._connection = threading.Lock()
         self._commit_seconds = 0.0
@@ -145,12 +150,29 @@ class Writer:
 
     def _hand_over(self) -> None:
         """Leave what was asked for to the thread."""
-        for job in _all_of(self._asked_for):
-            self._in_thread += 1
-            self._waiting.put(job)
+        jobs = _all_of(self._asked_for)
+        if jobs:
+            batch = None if self._stopped else self._gather_ahead(jobs)
+            self._last_ahead = None if batch is None else batch.ahead
+            self._in_thread += len(jobs)
+            self._waiting.put(batch or Batch(jobs))
         if self._stopped:
             # It may have come after the last look of the thread; whoever finds it in the queue answers.
             self._refuse_leftovers()
+
+    def _gather_ahead(self, jobs: Sequence[Job]) -> Batch | None:
+        """Make the rows of the jobs here, while the thread writes those of others, if what they follow is known."""
+        if sum(job.size for job in jobs) > _MOST_AHEAD:
+            return None
+        if self._in_thread:
+            return None if self._last_ahead is None else gather_ahead(jobs, self._last_ahead.ahead())
+        if not self._begin_here():
+            return None
+        try:
+            ahead = self._transaction.ahead()
+        finally:
+            self._connection.release()
+        return gather_ahead(jobs, ahead)
 
     def _refuse_leftovers(self) -> None:
         """Answer what nobody will do any more. While the thread lives, it is the one who answers."""
@@ -159,8 +181,8 @@ class Writer:
         leftovers: list[Job] = []
         with contextlib.suppress(Empty):
             while True:
-                job = self._waiting.get_nowait()
-                if job is not None:
+                batch = self._waiting.get_nowait()
+                for job in () if batch is None else batch.jobs:
                     job.error = Refusal(Code.UNAVAILABLE, "the store is closed")
                     leftovers.append(job)
         self._answer(leftovers)
@@ -177,7 +199,7 @@ class Writer:
             return
         jobs = _all_of(self._asked_for)
         try:
-            self._do(jobs)
+            self._do([Batch(jobs)])
             grown = self._transaction.take_grown()
             self._look_at_log()
         finally:
@@ -216,30 +238,30 @@ class Writer:
     def _run(self) -> None:
         more = True
         while more:
-            jobs, more = self._take()
+            batches, more = self._take()
             with self._connection:
-                if jobs:
-                    self._do(jobs)
-                    self._answer(jobs)
+                if batches:
+                    self._do(batches)
+                    self._answer([job for batch in batches for job in batch.jobs])
                 self._look_at_log()
                 if self._is_log_long:
                     self._checkpoint()
 
-    def _take(self) -> tuple[list[Job], bool]:
-        """What waits, at least one job and all but half of a crowd; False beside it when this was the last."""
-        jobs: list[Job] = []
-        next_job = self._waiting.get_nowait
-        job = self._waiting.get()
-        most = max(_SPLIT_ABOVE_JOBS, self._waiting.qsize() // 2)
+    def _take(self) -> tuple[list[Batch], bool]:
+        """What waits, at least one batch and all but half of a crowd; False beside it when this was the last."""
+        batches: list[Batch] = []
+        batch = self._waiting.get()
+        half, jobs = self._waiting.qsize() // 2, 0
         try:
-            while job is not None:
-                jobs.append(job)
-                if len(jobs) == most:
-                    return jobs, True
-                job = next_job()
+            while batch is not None:
+                batches.append(batch)
+                jobs += len(batch.jobs)
+                if jobs > _MOST_ON_LOOP and len(batches) >= half:
+                    return batches, True
+                batch = self._waiting.get_nowait()
         except Empty:
-            return jobs, True
-        return jobs, False
+            return batches, True
+        return batches, False
 
     def _answer(self, jobs: list[Job]) -> None:
         """Wake the callers, all with one call into their loop."""
@@ -256,25 +278,28 @@ class Writer:
 
     # With the connection
 
-    def _do(self, jobs: Sequence[Job]) -> None:
+    def _do(self, batches: Sequence[Batch]) -> None:
         """Run the jobs in one transaction; if one spoils it, each in its own."""
+        count = sum(len(batch.jobs) for batch in batches)
         if self._failure is not None:
-            for job in jobs:
-                # Anew for each: an exception keeps the frames of everyone who was handed it.
-                job.error = Refusal(self._failure.code, self._failure.message)
+            for batch in batches:
+                for job in batch.jobs:
+                    # Anew for each: an exception keeps the frames of everyone who was handed it.
+                    job.error = Refusal(self._failure.code, self._failure.message)
             return
         start = time.monotonic()
-        if not self._try_together(jobs):
-            for job in jobs:
-                job.error = self._failure
-                if self._failure is None:
-                    self._try_together([job])
+        if not self._try_together(batches):
+            for batch in batches:
+                for job in batch.jobs:
+                    job.error = self._failure
+                    if self._failure is None:
+                        self._try_together([Batch([job])])
         self._commits_since_look += 1
-        if len(jobs) <= _FEW_JOBS:
+        if count <= _FEW_JOBS:
             self._commit_seconds += (time.monotonic() - start - self._commit_seconds) * _LATEST
 
-    def _try_together(self, jobs: Sequence[Job]) -> bool:
-        are_answered, failure = try_together(jobs, self._transaction)
+    def _try_together(self, batches: Sequence[Batch]) -> bool:
+        are_answered, failure = try_together(batches, self._transaction)
         if failure is not None:
             self._fail(failure)
         return are_answered

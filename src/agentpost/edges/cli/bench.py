@@ -30,7 +30,10 @@ def bench_store_command(
 ) -> None:
     """Durable appends for 1, 16 and 256 callers next to raw SQLite, and the cost of size. Needs 1 kB of disk a row."""
     from agentpost.bench.store import bench_store
+    from agentpost.edges.garbage import spare_what_stays
 
+    # As `agentpost up` does.
+    spare_what_stays()
     _print_metrics("store", bench_store(rounds=rounds, rows=rows, say=say), output)
 
 
