@@ -57,6 +57,7 @@ __all__ = [
     "quarantined",
     "restart_cursor",
     "settle",
+    "settle_all",
 ]
 
 _BEYOND_ALL: Final = 1 << 62
@@ -219,12 +220,9 @@ def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: in
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Refusal]:
     """Close ledger rows, each once; its reply and ACK stand in the outbox if and only if it was this that closed it."""
-    known: dict[tuple[EventId, str], bool] = {
-        (row[0], row[1]): row[2] is not None
-        for row in tx.database.rows_for(SQL.settled_of_entries, [each.event_id for each in settlements])
-    }
+    known = _settled_before(tx, settlements)
     answers: list[bool | Refusal] = []
-    closed: dict[Row, list[str]] = {}
+    closed: list[Settlement] = []
     for each in settlements:
         pair = (each.event_id, each.to_agent_id)
         is_settled = known.get(pair)
@@ -240,12 +238,44 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Re
             answers.append(refusal)
             continue
         known[pair] = True
-        how = (each.at_ms, each.outcome.value, each.error, each.engaged_at_ms)
-        closed.setdefault(how, []).append(each.event_id + each.to_agent_id)
+        closed.append(each)
         answers.append(True)
-    for how, pairs in closed.items():
-        tx.database.run_packed(SQL.settle, how, pairs)
+    _close(tx, closed)
     return answers
+
+
+def settle_all(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
+    """The same where nobody has to be told of a refusal by itself: everything is said in one append."""
+    known = _settled_before(tx, settlements)
+    closed: list[Settlement] = []
+    answers: list[bool] = []
+    for each in settlements:
+        pair = (each.event_id, each.to_agent_id)
+        is_open = known.get(pair) is False
+        answers.append(is_open)
+        if is_open:
+            known[pair] = True
+            closed.append(each)
+    tx.append(
+        [event for each in closed for event in each.events],
+        [delivery for each in closed for delivery in each.deliveries],
+    )
+    _close(tx, closed)
+    return answers
+
+
+def _settled_before(tx: Transaction, settlements: Sequence[Settlement]) -> dict[tuple[EventId, str], bool]:
+    rows = tx.database.rows_for(SQL.settled_of_entries, [each.event_id for each in settlements])
+    return {(row[0], row[1]): row[2] is not None for row in rows}
+
+
+def _close(tx: Transaction, settlements: Sequence[Settlement]) -> None:
+    alike: dict[Row, list[str]] = {}
+    for each in settlements:
+        how = (each.at_ms, each.outcome.value, each.error, each.engaged_at_ms)
+        alike.setdefault(how, []).append(each.event_id + each.to_agent_id)
+    for how, pairs in alike.items():
+        tx.database.run_packed(SQL.settle, how, pairs)
 
 
 def _open_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry:
