@@ -71,13 +71,16 @@ class Feed(ABC):
     def wake(self) -> None:
         self._may_have_more = True
 
-    def grant(self, credit: Credit) -> None:
-        """The reader has everything through `credit.through_seq` on its disk, and room for so much more."""
+    def grant(self, credit: Credit) -> bool:
+        """The reader has everything through `credit.through_seq` on its disk, and room for so much more.
+
+        True if there may be something that waited for that.
+        """
         self.durable_seq = max(self.durable_seq, min(credit.through_seq, self._position))
         while self._under_way and self._under_way[0][0] <= credit.through_seq:
             self._under_way_bytes -= self._under_way.popleft()[1]
         self._room_bytes = credit.bytes
-        self._may_have_more = True
+        return self._may_have_more
 
     def frames(self) -> list[bytes]:
         """What can be sent now. A refusal means that the reader and this outbox do not fit together any more."""

@@ -35,7 +35,8 @@ class Lanes:
 
     def __init__(self, *, is_ordered: bool) -> None:
         self._is_ordered = is_ordered
-        # A lane that has an order is here while its first mail is ready, waiting or out; the list is what stands behind that one.
+        # Where there is an order: a lane is here while its first mail is ready, waiting or out; the list is what stands
+        # behind that one.
         self._behind: dict[tuple[str, str], deque[Mail]] = {}
         self._ready: list[tuple[int, str, Mail]] = []
         self._waiting: dict[str, Mail] = {}

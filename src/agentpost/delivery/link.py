@@ -203,8 +203,6 @@ class LinkSession:
         There may be more right after: ask again until there is nothing.
         """
         if not self._is_closed:
-            owed, self._owed = self._owed, {}
-            self._queue += [encode_frame(self._credit_for(key)) for key in owed if key in self._reading]
             self._queue += self._chunks.frames()
             awake, self._awake = self._awake, {}
             for key in awake:
@@ -214,6 +212,9 @@ class LinkSession:
                 except Refusal as refusal:
                     del self._feeds[key]
                     self._queue_refused(refusal, key)
+            # Last: the peer has something to do with the events, and waits for credit only if it has sent much.
+            owed, self._owed = self._owed, {}
+            self._queue += [encode_frame(self._credit_for(key)) for key in owed if key in self._reading]
         frames, self._queue = self._queue, []
         return frames
 
@@ -400,9 +401,9 @@ class LinkSession:
         if feed is None:
             return False
         before = feed.durable_seq
-        feed.grant(credit)
-        self._awake[credit.source, credit.whole] = None
-        self._on_wake()
+        if feed.grant(credit):
+            self._awake[credit.source, credit.whole] = None
+            self._on_wake()
         if credit.source == self._hub.store.node_id:
             await self._note()
         return feed.durable_seq > before
@@ -493,7 +494,7 @@ class LinkSession:
     def _owe_credit(self, key: Key) -> None:
         owed = self._owed[key] = self._owed.get(key, 0) + 1
         lane = self._lanes.get(key)
-        # The answers to what was taken follow, mostly, and it goes with them. Who has sent all that it may waits for it.
+        # The answers to what was taken follow, mostly, and it goes with them. Who has sent all that it may waits.
         in_hurry = owed >= MAX_UNDER_WAY or lane is None or bool(lane.frames)
         (self._on_wake if in_hurry else self._on_wake_soon)()
 

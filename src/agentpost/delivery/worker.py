@@ -98,11 +98,13 @@ class Worker:
             for each in mail:
                 self._read_through = max(self._read_through, each.inbox_seq)
                 self._add(each)
+            self._begin_turns()
         else:
             self._has_more = True
+            self._woken.set()
         if self._without_content:
             self._look_for_content()
-        self._woken.set()
+            self._woken.set()
 
     def hurry(self, event_id: EventId) -> None:
         """What this mail waited for is there: the verdict on a claim."""
@@ -221,7 +223,11 @@ class Worker:
     def _look_whether_idle(self) -> None:
         if not (self._running or self._writing or self._ended):
             self.idle.set()
-        self._woken.set()
+        self._wake_for_more()
+
+    def _wake_for_more(self) -> None:
+        if self._lanes or self._has_more:
+            self._woken.set()
 
     def _is_unnoted(self, mail: Mail) -> bool:
         return mail.is_fresh and self._runtime.is_idempotent
@@ -242,7 +248,7 @@ class Worker:
                 self._unnoted[mail.event.event_id] = begun.at_ms
                 self._note_later()
                 # If this turn waits for something, the next one begins meanwhile.
-                self._woken.set()
+                self._wake_for_more()
                 await self._end_soon(mail, begun, await self._engage(begun))
                 following = self._next_unnoted(over_at_ms)
             await self._write_ends()

@@ -1,6 +1,6 @@
 """The inbox, its ledger and the cursors: what this gateway took, for whom, and how far it has read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -72,7 +72,8 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
     if at is not None and batch.through_seq <= at.last_seq:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
     taken = _take(tx, batch, unseen(batch, at))
-    _quarantine(tx, batch)
+    if batch.unreadable:
+        _quarantine(tx, batch)
     orphans = apply_changes(tx, batch.changes, {})
     tx.append(taken.answers)
     tx.database.run(
@@ -94,8 +95,11 @@ def _take(tx: Transaction, batch: Acceptance, events: Sequence[Inbound]) -> "_Ta
     """Write what is new of these events into inbox and ledger; what is to be answered is appended by the caller."""
     event_ids = [inbound.event.event_id for inbound in events if inbound.acks]
     taking = _Taking(tx, batch)
-    taking.in_inbox.update(tx.database.rows_for(SQL.known_inbox_events, event_ids))
-    taking.in_ledger.update((row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids))
+    for event_id, agent_id, place in tx.database.rows_for(SQL.known_events, event_ids):
+        if agent_id is None:
+            taking.in_inbox[event_id] = place
+        else:
+            taking.in_ledger.add((event_id, agent_id))
     kept = [inbound for inbound in events if inbound.acks or inbound.desk is not None]
     for inbound in kept:
         taking.take(inbound)
@@ -220,7 +224,10 @@ def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: in
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Refusal]:
     """Close ledger rows, each once; its reply and ACK stand in the outbox if and only if it was this that closed it."""
-    known = _settled_before(tx, settlements)
+    known: dict[tuple[EventId, str], bool] = {
+        (row[0], row[1]): row[2] is not None
+        for row in tx.database.rows_for(SQL.settled_of_entries, [each.event_id for each in settlements])
+    }
     answers: list[bool | Refusal] = []
     closed: list[Settlement] = []
     for each in settlements:
@@ -245,37 +252,34 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Re
 
 
 def settle_all(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
-    """The same where nobody has to be told of a refusal by itself: everything is said in one append."""
-    known = _settled_before(tx, settlements)
-    closed: list[Settlement] = []
-    answers: list[bool] = []
+    """The same where nobody is told of a refusal by itself: what is open is closed, then everything is said at once."""
+    first: dict[tuple[EventId, str], Settlement] = {}
     for each in settlements:
-        pair = (each.event_id, each.to_agent_id)
-        is_open = known.get(pair) is False
-        answers.append(is_open)
-        if is_open:
-            known[pair] = True
-            closed.append(each)
+        first.setdefault((each.event_id, each.to_agent_id), each)
+    closed = _close(tx, first.values())
+    telling = [each for pair, each in first.items() if pair in closed]
     tx.append(
-        [event for each in closed for event in each.events],
-        [delivery for each in closed for delivery in each.deliveries],
+        [event for each in telling for event in each.events],
+        [delivery for each in telling for delivery in each.deliveries],
     )
-    _close(tx, closed)
-    return answers
+    if len(telling) == len(settlements):
+        return [True] * len(settlements)
+    return [
+        (each.event_id, each.to_agent_id) in closed and first[each.event_id, each.to_agent_id] is each
+        for each in settlements
+    ]
 
 
-def _settled_before(tx: Transaction, settlements: Sequence[Settlement]) -> dict[tuple[EventId, str], bool]:
-    rows = tx.database.rows_for(SQL.settled_of_entries, [each.event_id for each in settlements])
-    return {(row[0], row[1]): row[2] is not None for row in rows}
-
-
-def _close(tx: Transaction, settlements: Sequence[Settlement]) -> None:
+def _close(tx: Transaction, settlements: Iterable[Settlement]) -> set[tuple[EventId, str]]:
+    """Close the rows that are open; gives which."""
     alike: dict[Row, list[str]] = {}
     for each in settlements:
         how = (each.at_ms, each.outcome.value, each.error, each.engaged_at_ms)
         alike.setdefault(how, []).append(each.event_id + each.to_agent_id)
+    closed: set[tuple[EventId, str]] = set()
     for how, pairs in alike.items():
-        tx.database.run_packed(SQL.settle, how, pairs)
+        closed.update((row[0], row[1]) for row in tx.database.run_packed(SQL.settle, how, pairs))
+    return closed
 
 
 def _open_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry:
