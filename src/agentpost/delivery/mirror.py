@@ -45,6 +45,8 @@ class Checked(Struct, frozen=True, kw_only=True):
 
     batch: MirrorBatch
     chains: dict[str, bytes]
+    # What of it is taken by this gateway with the batch.
+    mail: list[bytes]
     payloads: list[NamedPayload]
     has_unreadable: bool
 
@@ -138,19 +140,20 @@ class MirrorKeeper:
         at: Cursor | None,
         *,
         is_start: bool = False,
-        known: Mapping[str, bytes] | None = None,
+        own_chain: bytes | None = None,
     ) -> "Checked":
         """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so.
 
-        `known` are chains of readers' streams before it that the caller knows: they are held against the head.
+        With `own_chain`, that of this gateway's stream before the batch, its mail is taken from the batch as well.
         """
-        if known is not None:
-            self._marks |= known
+        own = None if own_chain is None else self._store.node_id
+        if own is not None and own_chain is not None:
+            self._marks[own] = own_chain
         outlines = [_read_outline(raw) for raw in frame.events]
         before_chain = (frame.before_chain if is_start else None) or (at.last_chain if at else CHAIN_START)
         if is_start:
             self._knows_all = False
-        events, ends = self._chained(frame, outlines, before_chain)
+        events, ends, mail = self._chained(frame, outlines, before_chain, own)
         if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
             raise self._broken("the events are not those that its owner signed")
         batch = MirrorBatch(
@@ -167,6 +170,7 @@ class MirrorKeeper:
         return Checked(
             batch=batch,
             chains=self._checked_marks(head, ends),
+            mail=mail,
             payloads=self._payloads(outlines, frame.after_seq),
             has_unreadable=None in outlines,
         )
@@ -204,11 +208,12 @@ class MirrorKeeper:
         ]
 
     def _chained(
-        self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes
-    ) -> tuple[list[MirrorEvent], dict[str, _End]]:
-        """The events as they are to be kept, and where each stream ends that one of them belongs to."""
+        self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes, own: str | None
+    ) -> tuple[list[MirrorEvent], dict[str, _End], list[bytes]]:
+        """The events as they are to be kept, where each stream ends that one of them is in, and the mail of `own`."""
         events: list[MirrorEvent] = []
         ends: dict[str, _End] = {}
+        mail: list[bytes] = []
         unknown = CHAIN_START if self._knows_all else None
         for seq, (raw, outline) in enumerate(zip(frame.events, outlines, strict=True), start=frame.after_seq + 1):
             chain = next_chain(chain, raw)
@@ -224,17 +229,27 @@ class MirrorKeeper:
                 )
             if outline.seq != seq:
                 raise self._broken(f"the event at place {seq} says that it is at {outline.seq}")
-            to_nodes = outline.to_nodes if len(outline.to_nodes) < 2 else tuple(dict.fromkeys(outline.to_nodes))
-            known: list[bytes] = []
-            for node_id in to_nodes:
-                before = ends[node_id][1] if node_id in ends else self._marks.get(node_id, unknown)
-                after = None if before is None else next_chain(before, raw)
-                ends[node_id] = (seq, after)
-                if after is not None:
-                    known.append(after)
-            stream_chains = tuple(known) if len(known) == len(to_nodes) else ()
-            events.append(MirrorEvent(seq=seq, chain=chain, raw=raw, to_nodes=to_nodes, stream_chains=stream_chains))
-        return events, ends
+            readers: dict[str, bytes | None] = {}
+            for node_id in outline.to_nodes:
+                if node_id not in readers:
+                    before = ends[node_id][1] if node_id in ends else self._marks.get(node_id, unknown)
+                    readers[node_id] = after = None if before is None else next_chain(before, raw)
+                    ends[node_id] = (seq, after)
+            if own in readers:
+                # Nobody will ask for it here.
+                del readers[own]
+                mail.append(raw)
+            known = tuple([each for each in readers.values() if each is not None])
+            events.append(
+                MirrorEvent(
+                    seq=seq,
+                    chain=chain,
+                    raw=raw,
+                    to_nodes=tuple(readers),
+                    stream_chains=known if len(known) == len(readers) else (),
+                )
+            )
+        return events, ends, mail
 
     def _checked_marks(self, head: OutboxHead, ends: Mapping[str, _End]) -> dict[str, bytes]:
         """The chain of every reader that has an event here, if the head says the same: they will check it."""

@@ -249,7 +249,11 @@ class Worker:
                 self._note_later()
                 # If this turn waits for something, the next one begins meanwhile.
                 self._wake_for_more()
-                await self._end_soon(mail, begun, await self._engage(begun))
+                result = await self._engage(begun)
+                if result.kind is ResultKind.RETRY:
+                    await self._conclude(mail, begun.engagement.attempt, result)
+                else:
+                    self._end_soon(mail, result)
                 following = self._next_unnoted(over_at_ms)
             await self._write_ends()
         finally:
@@ -257,19 +261,17 @@ class Worker:
             self._look_whether_idle()
 
     def _next_unnoted(self, over_at_ms: int) -> Mail | None:
-        if self._writing or len(self._ended) >= _MOST_AT_ONCE or self._clock.monotonic_ms() >= over_at_ms:
+        now_ms = self._clock.monotonic_ms()
+        if self._writing or self._is_stopping or now_ms >= over_at_ms or len(self._ended) >= _MOST_AT_ONCE:
             return None
-        mail = self._next()
+        mail = self._lanes.take(now_ms)
         if mail is not None and not self._is_unnoted(mail):
             self._lanes.put_back(mail)
             return None
         return mail
 
-    async def _end_soon(self, mail: Mail, begun: Begun, result: Result) -> None:
+    def _end_soon(self, mail: Mail, result: Result) -> None:
         """Let the lane go on; the outcome is written with those of the other turns of the sitting."""
-        if result.kind is ResultKind.RETRY:
-            await self._conclude(mail, begun.engagement.attempt, result)
-            return
         if not self._ended:
             # For those that were over at once before one that is not.
             asyncio.get_running_loop().call_soon(self._write_soon)

@@ -112,12 +112,12 @@ class UlidSource:
 
     def __init__(self) -> None:
         self._last = 0
-        # What ids of the same millisecond mostly have in common: all but the last four letters.
-        self._stem, self._stem_text = -1, ""
+        # Ids of the same millisecond have nearly all of their text in common.
+        self._high, self._high_text = -1, ""
 
     def make(self, kind: Callable[[str], AnyId], *, now_ms: int, entropy: bytes) -> AnyId:
         """A new id of `kind`; `entropy` is ten random bytes."""
-        ulid = self._last = next_ulid(self._last, now_ms=now_ms, entropy=entropy)
-        if ulid >> 20 != self._stem:
-            self._stem, self._stem_text = ulid >> 20, _to_text(ulid)[:-4]
-        return kind(_PREFIX[kind] + self._stem_text + _PAIRS[ulid >> 10 & 1023] + _PAIRS[ulid & 1023])
+        self._last = ulid = next_ulid(self._last, now_ms=now_ms, entropy=entropy)
+        if ulid >> 20 != self._high:
+            self._high, self._high_text = ulid >> 20, _to_text(ulid)[:-4]
+        return kind(f"{_PREFIX[kind]}{self._high_text}{_PAIRS[(ulid >> 10) & 1023]}{_PAIRS[ulid & 1023]}")

@@ -29,6 +29,7 @@ from agentpost.store.values import (
     Accepted,
     BacklogItem,
     Cursor,
+    Desk,
     Inbound,
     InboxPosition,
     LedgerEntry,
@@ -126,36 +127,53 @@ class _Taking:
         self.tasks: dict[TaskId, None] = {}
 
     def take(self, inbound: Inbound) -> None:
-        event_id, desk = inbound.event.event_id, inbound.desk
+        if inbound.desk is not None:
+            self._take_at_desk(inbound, inbound.desk)
+            return
+        event_id = inbound.event.event_id
+        for agent_id, ack in inbound.acks.items():
+            pair = (event_id, agent_id)
+            if pair in self.in_ledger:
+                self.repeated.append(pair)
+                continue
+            self._open(pair, self._place(inbound))
+            self.answers.append(ack)
+
+    def _take_at_desk(self, inbound: Inbound, desk: Desk) -> None:
+        """What concerns a task: the desk says what is answered, and whether the agent hears of it at all."""
+        event_id = inbound.event.event_id
         new = [agent_id for agent_id in inbound.acks if (event_id, agent_id) not in self.in_ledger]
         self.repeated += [(event_id, agent_id) for agent_id in inbound.acks if agent_id not in new]
         if inbound.acks and not new:
             return
-        ruling = None if desk is None else rule(self._tx.tasks, inbound, desk, at_ms=self._batch.at_ms)
-        if ruling is not None:
-            self.tasks |= dict.fromkeys(ruling.tasks)
+        ruling = rule(self._tx.tasks, inbound, desk, at_ms=self._batch.at_ms)
+        self.tasks |= dict.fromkeys(ruling.tasks)
         for agent_id in new:
             place = self._place(inbound)
-            self.in_ledger.add((event_id, agent_id))
-            if ruling is None or ruling.outcome is None:
-                self._open_rows.setdefault(agent_id, []).append(f"{event_id}{place:020d}")
-                self.new[event_id, agent_id] = place
+            if ruling.outcome is None:
+                self._open((event_id, agent_id), place)
             else:
+                self.in_ledger.add((event_id, agent_id))
                 how = (agent_id, self._batch.at_ms, ruling.outcome.value, ruling.error)
                 self._closed_rows.setdefault(how, []).append(f"{event_id}{place:020d}")
                 self.closed.append((event_id, agent_id))
-            self.answers.append(inbound.acks[agent_id] if ruling is None else ruling.acks[agent_id])
-        if ruling is not None:
-            self.answers += ruling.tells
+            self.answers.append(ruling.acks[agent_id])
+        self.answers += ruling.tells
+
+    def _open(self, pair: tuple[EventId, str], place: int) -> None:
+        event_id, agent_id = pair
+        self.in_ledger.add(pair)
+        self._open_rows.setdefault(agent_id, []).append(f"{event_id}{place:020d}")
+        self.new[pair] = place
 
     def _place(self, inbound: Inbound) -> int:
-        event_id = inbound.event.event_id
-        if event_id not in self.in_inbox:
-            self._tx.inbox_seq += 1
-            self.in_inbox[event_id] = self._tx.inbox_seq
-            head = f"{event_id}{self._tx.inbox_seq:020d}{inbound.event.seq:020d}{inbound.event.corr_id:31}"
+        event = inbound.event
+        place = self.in_inbox.get(event.event_id)
+        if place is None:
+            place = self.in_inbox[event.event_id] = self._tx.inbox_seq = self._tx.inbox_seq + 1
+            head = f"{event.event_id}{place:020d}{event.seq:020d}{event.corr_id:31}"
             self._inbox_rows.append(head.encode() + inbound.raw)
-        return self.in_inbox[event_id]
+        return place
 
     def write(self) -> None:
         database, batch = self._tx.database, self._batch
