@@ -252,6 +252,30 @@ async def test_turns_that_are_over_at_once_are_written_together(gateway: Gateway
         assert ack.payload.ack_type is AckType.PROCESSED
 
 
+async def test_mail_that_did_not_fit_into_memory_is_as_fresh(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came while an idempotent agent had much to do is read from the inbox, in order, and needs no note either."""
+    monkeypatch.setattr("agentpost.delivery.worker._LOOK_AHEAD", 8)
+    may_go = asyncio.Event()
+
+    async def wait() -> Result:
+        await may_go.wait()
+        return DONE
+
+    ada = Scripted(lambda engagement: wait() if engagement.content.body == "bob 2" else DONE, is_idempotent=True)
+    await gateway.hire("ada", ada)
+    spied = Spied(gateway.store)
+    gateway.start(spied)  # pyright: ignore[reportArgumentType] - a proxy
+    await until_served(gateway)
+    spied.asked.clear()
+    events = await gateway.arrive(*(gateway.message(number) for number in range(2, 15)))
+    events += await gateway.arrive(*(gateway.message(number) for number in range(15, 25)))
+    may_go.set()
+    await gateway.settled(*events)
+    assert ada.bodies == [f"bob {number}" for number in range(1, 25)]
+    assert "backlog" in spied.asked
+    assert not {"settle", "engage"} & set(spied.asked)
+
+
 @pytest.mark.req("RTY-3")
 @pytest.mark.parametrize("after", [False, True])
 async def test_after_a_crash_a_sitting_that_was_not_written_happens_again(gateway: Gateway, after: bool) -> None:
