@@ -22,16 +22,28 @@ _NOT_THE_END: Final = frozenset({DeliverySignal.ACCEPTED, DeliverySignal.ACK_TIM
 class _Expected(Struct, kw_only=True):
     """One event that somebody waits for, since before it was sent."""
 
-    missing: set[str]
-    last_words: dict[str, Change]
-    ended: "asyncio.Future[dict[str, Change]]"
+    ended: "asyncio.Future[tuple[Receipt, dict[str, Change]]]"
+    missing: set[str] = set()
+    last_words: dict[str, Change] = {}
+    receipt: Receipt | None = None
+
+    def sent(self, receipt: Receipt) -> None:
+        self.receipt = receipt
+        self._look()
+
+    def refused(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
     def heard(self, change: Change) -> None:
         # The first word that ends a delivery is the last one that counts.
         self.last_words.setdefault(change.to_agent_id, change)
         self.missing.discard(change.to_agent_id)
-        if not self.missing and not self.ended.done():
-            self.ended.set_result(self.last_words)
+        self._look()
+
+    def _look(self) -> None:
+        if self.receipt is not None and not self.missing and not self.ended.done():
+            self.ended.set_result((self.receipt, self.last_words))
 
 
 class Outcomes:
@@ -50,19 +62,24 @@ class Outcomes:
 
         Whoever gives up waiting has sent it all the same.
         """
-        expected: list[EventId] = []
+        expected = _Expected(ended=asyncio.get_running_loop().create_future())
+        expected_id: EventId | None = None
 
         def expect(event_id: EventId, to_agents: Sequence[str]) -> None:
-            expected.append(event_id)
-            future = asyncio.get_running_loop().create_future()
-            self._expected[event_id] = _Expected(missing=set(to_agents), last_words={}, ended=future)
+            nonlocal expected_id
+            expected.missing.update(to_agents)
+            self._expected[event_id], expected_id = expected, event_id
 
         try:
-            receipt = await self._publisher.send(request, before=expect)
-            return receipt, await self._expected[receipt.event_id].ended
+            posting = self._publisher.hand_in(request, expected)
+            if posting is None:
+                expected.sent(await self._publisher.send(request, before=expect))
+            else:
+                expect(posting.event_id, posting.placement.to_agents)
+            return await expected.ended
         finally:
-            for event_id in expected:
-                del self._expected[event_id]
+            if expected_id is not None:
+                del self._expected[expected_id]
 
     async def ended(self, event_id: EventId) -> list[Delivery]:
         """The deliveries of an event of this gateway, once all of them have ended, or the gateway stops."""

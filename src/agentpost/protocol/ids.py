@@ -112,8 +112,12 @@ class UlidSource:
 
     def __init__(self) -> None:
         self._last = 0
+        # Ids of the same millisecond have nearly all of their text in common.
+        self._high, self._high_text = -1, ""
 
     def make(self, kind: Callable[[str], AnyId], *, now_ms: int, entropy: bytes) -> AnyId:
         """A new id of `kind`; `entropy` is ten random bytes."""
-        self._last = next_ulid(self._last, now_ms=now_ms, entropy=entropy)
-        return kind(_PREFIX[kind] + _to_text(self._last))
+        self._last = ulid = next_ulid(self._last, now_ms=now_ms, entropy=entropy)
+        if ulid >> 20 != self._high:
+            self._high, self._high_text = ulid >> 20, _to_text(ulid)[:-4]
+        return kind(f"{_PREFIX[kind]}{self._high_text}{_PAIRS[(ulid >> 10) & 1023]}{_PAIRS[ulid & 1023]}")
