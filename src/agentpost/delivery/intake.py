@@ -90,6 +90,7 @@ class _Reading(Struct, kw_only=True):
     blobs: list[NewBlob] = []
     forged: list[Event] = []
     signals: list[SignalEvent] = []
+    settled_by_ms: int | None = None
 
 
 def read_event(raw: bytes) -> Event | Unreadable:
@@ -242,20 +243,29 @@ class Intake:
 
     def _hear(self, ack: AckEvent, raw: bytes, reading: _Reading, room: RoomSnapshot, now_ms: int) -> None:
         """Take what a receiver says of an event that was sent from here."""
-        if self._is_forged(ack, ack.source_node_id, room):
+        said, source = ack.payload, ack.source_node_id
+        known = room.agents.get(said.acked_by_agent_id)
+        is_of_owner = known is not None and known.owner_node_id == source == said.acked_by_node_id
+        if not is_of_owner and self._is_forged(ack, source, room):
             reading.forged.append(ack)
             reading.events.append(Inbound(event=ack, raw=raw))
             return
-        reading.events.append(Inbound(event=ack, raw=raw, desk=Desk() if concerns_a_task(ack) else None))
-        said = ack.payload
-        is_accepted = said.ack_type is AckType.ACCEPTED
+        is_answer = said.ref_kind is Kind.TASK_ACCEPT and concerns_a_task(ack)
+        reading.events.append(Inbound(event=ack, raw=raw, desk=Desk() if is_answer else None))
+        due_at_ms: int | None = None
+        if said.ack_type is AckType.ACCEPTED:
+            if said.ref_kind is Kind.TASK_CREATE or said.eta_at is not None or said.eta_seconds is not None:
+                due_at_ms = self._settled_by_ms(ack, now_ms)
+            else:
+                # The same for all that promise nothing.
+                due_at_ms = reading.settled_by_ms = reading.settled_by_ms or self._settled_by_ms(ack, now_ms)
         reading.changes.append(
             Change(
                 event_id=said.ref_event_id,
                 to_agent_id=said.acked_by_agent_id,
                 signal=_SIGNALS[said.ack_type],
                 at_ms=now_ms,
-                due_at_ms=self._settled_by_ms(ack, now_ms) if is_accepted else None,
+                due_at_ms=due_at_ms,
                 reason=said.reason,
             )
         )
