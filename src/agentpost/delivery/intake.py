@@ -150,6 +150,10 @@ class Intake:
             first, forged = reading.forged[0], len(reading.forged)
             kind = "forged_ack" if isinstance(first, AckEvent | ReplyEvent) else "forged_sender"
             await self.report(kind, batch.source_node_id, corr_id=first.corr_id, eventId=first.event_id, forged=forged)
+        kept = 0 if batch.mirror is None else len(batch.mirror.events)
+        if reading.changes and self._store.promises(len(reading.events) + kept):
+            # It is durable where it was said, and is read again from there if it is lost here.
+            self._wakeups.deliveries_heard(reading.changes)
         accepted = await self._store.accept(
             Acceptance(
                 source_node_id=batch.source_node_id,

@@ -55,7 +55,7 @@ class Outcomes:
         self._expected: dict[EventId, _Expected] = {}
         self._waiting: dict[EventId, list[asyncio.Future[None]]] = {}
         self._is_released = False
-        wakeups.listen(moved=self._moved)
+        wakeups.listen(moved=self._moved, heard=self._heard)
 
     async def send(self, request: SendRequest) -> tuple[Receipt, dict[str, Change]]:
         """Send a message and wait until it has ended for all its recipients: the last word about each of them.
@@ -111,15 +111,19 @@ class Outcomes:
             if not waiting:
                 del self._waiting[event_id]
 
+    def _heard(self, changes: Sequence[Change]) -> None:
+        if self._expected:
+            for change in changes:
+                expected = self._expected.get(change.event_id)
+                if expected is not None and change.signal not in _NOT_THE_END:
+                    expected.heard(change)
+
     def _moved(self, changes: Sequence[Change]) -> None:
-        if not self._waiting and not self._expected:
-            return
-        for change in changes:
-            if change.signal in _NOT_THE_END:
-                continue
-            if (expected := self._expected.get(change.event_id)) is not None:
-                expected.heard(change)
-            self._wake(change.event_id)
+        self._heard(changes)
+        if self._waiting:
+            for change in changes:
+                if change.signal not in _NOT_THE_END:
+                    self._wake(change.event_id)
 
     def _wake(self, event_id: EventId) -> None:
         for moved in self._waiting.pop(event_id, ()):
