@@ -63,23 +63,32 @@ class Outcomes:
         Whoever gives up waiting has sent it all the same.
         """
         expected = _Expected(ended=asyncio.get_running_loop().create_future())
-        expected_id: EventId | None = None
-
-        def expect(event_id: EventId, to_agents: Sequence[str]) -> None:
-            nonlocal expected_id
-            expected.missing.update(to_agents)
-            self._expected[event_id], expected_id = expected, event_id
-
+        posting = self._publisher.hand_in(request, expected)
+        if posting is None:
+            return await self._send_alone(request, expected)
+        # Before the loop comes round, so before anybody else can hear of it.
+        expected.missing.update(posting.placement.to_agents)
+        self._expected[posting.event_id] = expected
         try:
-            posting = self._publisher.hand_in(request, expected)
-            if posting is None:
-                expected.sent(await self._publisher.send(request, before=expect))
-            else:
-                expect(posting.event_id, posting.placement.to_agents)
             return await expected.ended
         finally:
-            if expected_id is not None:
-                del self._expected[expected_id]
+            del self._expected[posting.event_id]
+
+    async def _send_alone(self, request: SendRequest, expected: _Expected) -> tuple[Receipt, dict[str, Change]]:
+        """The same for a message that is more than one event for agents that exist."""
+        sent: list[EventId] = []
+
+        def expect(event_id: EventId, to_agents: Sequence[str]) -> None:
+            sent.append(event_id)
+            expected.missing.update(to_agents)
+            self._expected[event_id] = expected
+
+        try:
+            expected.sent(await self._publisher.send(request, before=expect))
+            return await expected.ended
+        finally:
+            for event_id in sent:
+                del self._expected[event_id]
 
     async def ended(self, event_id: EventId) -> list[Delivery]:
         """The deliveries of an event of this gateway, once all of them have ended, or the gateway stops."""

@@ -115,6 +115,7 @@ class Writer:
         Who hears of it before it is durable then finds it in the store all the same. Nothing is promised that would be
         left to the thread.
         """
+        self._callers_loop()
         if self._in_thread or self._stopped or self._failure is not None or self._connection.locked():
             return False
         is_little = size + sum(job.size for job in self._asked_for) <= _MOST_ON_LOOP
@@ -140,9 +141,8 @@ class Writer:
         if is_crowd:
             self._hand_over()
         elif len(self._asked_for) == 1 and not self._in_thread:
-            # Not at once: others may ask for something before the loop comes round. Those who were told already what
-            # is written here have heard of it by then, and what they ask for goes into the same commit.
-            loop.call_soon(*((loop.call_soon, self._begin) if self._is_promised else (self._begin,)))
+            # Not at once: others may ask for something before the loop comes round.
+            loop.call_soon(self._begin_next if self._is_promised else self._begin)
         return future
 
     def _callers_loop(self) -> asyncio.AbstractEventLoop:
@@ -195,6 +195,10 @@ class Writer:
         self._answer(leftovers)
 
     # On the loop
+
+    def _begin_next(self) -> None:
+        """Begin a turn later: those who were told already what is to be written ask for more, and share the commit."""
+        self._callers_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
         """Do what was asked for, or hand it over."""
