@@ -20,6 +20,7 @@ from tests.delivery.dispatching import (
     EXACT,
     Gateway,
     Scripted,
+    is_postponed,
     replied,
     turn_the_loop,
     until,
@@ -38,7 +39,7 @@ class CutStore:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if name not in ("engage", "settle", "postpone"):
+        if name not in ("engage", "settle", "settle_all", "postpone"):
             return found
 
         async def cut(*args: Any, **kwargs: Any) -> Any:
@@ -228,6 +229,52 @@ async def test_only_who_may_get_an_event_twice_runs_before_the_attempt_is_record
     assert (entry.attempts, entry.engaged_at_ms) == (1, gateway.clock.now_ms())
 
 
+@pytest.mark.req("RTY-3", "ACK-2")
+@pytest.mark.parametrize("most", [1, 8])
+async def test_turns_that_are_over_at_once_are_written_together(gateway: Gateway, most: int) -> None:
+    """An idempotent agent that needs no time has all its new mail in order, and one write tells of all of it."""
+    ada = Scripted(is_idempotent=True, max_concurrent=most)
+    await gateway.hire("ada", ada)
+    spied = Spied(gateway.store)
+    gateway.start(spied)  # pyright: ignore[reportArgumentType] - a proxy
+    await until_served(gateway)
+    spied.asked.clear()
+    events = await gateway.arrive(*(gateway.message(number) for number in range(2, 102)))
+    await gateway.settled(*events)
+    assert ada.bodies == [f"bob {number}" for number in range(1, 102)]
+    assert spied.asked.count("settle_all") == 1
+    assert not {"settle", "engage"} & set(spied.asked)
+    for event in (events[0], events[-1]):
+        (ack,) = gateway.outcomes(event)
+        assert ack.payload.ack_type is AckType.PROCESSED
+
+
+async def test_a_turn_that_waits_holds_back_no_other_of_the_sitting(gateway: Gateway) -> None:
+    """Where several may run at once, what is over is written while another turn lasts, and so is what follows."""
+    may_end = asyncio.Event()
+
+    async def work() -> Result:
+        await may_end.wait()
+        return replied("at last")
+
+    answers = {"bob 4": work, "bob 6": lambda: AGAIN, "bob 7": lambda: replied("yes")}
+    ada = Scripted(lambda engagement: answers.get(engagement.content.body or "", lambda: DONE)(), is_idempotent=True)
+    ada.max_concurrent = 3
+    await gateway.hire("ada", ada)
+    gateway.start(policy=EXACT)
+    await until_served(gateway)
+    events = await gateway.arrive(*(gateway.message(number) for number in range(2, 12)))
+    others = [event for place, event in enumerate(events, start=2) if place not in (4, 6)]
+    await gateway.settled(*others)
+    assert not gateway.is_settled(events[2])
+    assert is_postponed(gateway, events[4].event_id, 1)
+    assert len(gateway.replies(events[5])) == 1
+    may_end.set()
+    await gateway.settled(events[2])
+    assert len(gateway.replies(events[2])) == 1
+    assert set(ada.times().values()) == {1}
+
+
 async def test_an_attempt_that_lasts_can_be_seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """While an idempotent runtime is busy with an event for a while, the ledger says so, and counts it once."""
     monkeypatch.setattr("agentpost.delivery.worker._NOTE_AFTER_SECONDS", 0.001)
@@ -330,6 +377,33 @@ async def test_an_outcome_that_the_disk_does_not_take_is_written_later(
     disk.is_full = False
     await gateway.settled(event)
     assert len(ada.engaged) == 1
+
+
+async def test_outcomes_that_the_disk_does_not_take_are_written_later(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk is full the outcomes of a sitting are kept in mind, and no further turn begins."""
+    monkeypatch.setattr("agentpost.delivery.worker._WRITE_AGAIN_SECONDS", 0.001)
+    ada = Scripted(is_idempotent=True)
+    await gateway.hire("ada", ada)
+    disk = FullDisk(gateway.store, "settle_all")
+    disk.is_full = False
+    dispatcher = gateway.start(disk)  # pyright: ignore[reportArgumentType] - a proxy
+    await until_served(gateway)
+    disk.is_full = True
+    events = await gateway.arrive(gateway.message(2), gateway.message(3))
+    await until(lambda: disk.refused >= 2)
+    later = await gateway.arrive(gateway.message(4))
+    await turn_the_loop()
+    assert ada.bodies == ["bob 1", "bob 2", "bob 3"]
+    assert not await dispatcher.drain(timeout_seconds=0.001)
+    disk.is_full = False
+    await gateway.settled(*events)
+    assert await dispatcher.drain()
+    assert not gateway.is_settled(*later)
+    gateway.start()
+    await gateway.settled(*later)
+    assert set(ada.times().values()) == {1}
 
 
 async def test_an_agent_does_not_run_while_its_attempt_cannot_be_recorded(gateway: Gateway) -> None:

@@ -52,9 +52,10 @@ async def test_a_linked_outbox_is_read_once_for_mail_and_mirror(world: World) ->
     sent = [await a.send("bob"), await a.send("carol"), await a.send("bob", "carol")]
     await settle(pipe)
     assert b.inbox("bob") == [sent[0], sent[2]]
-    kept = b.store.read_mirror("node-a", "node-c", 0)
+    kept, own = b.store.read_mirror("node-a", "node-c", 0), b.store.read_mirror("node-a", "node-b", 0)
     assert kept is not None
     assert len(kept.events) == 2
+    assert own is None or not own.events, "what it took nobody asks it for"
     assert _positions(b, "node-a") == (3, 3)
     from_a = [frame for frame in seen if isinstance(frame, Events) and frame.source == "node-a"]
     assert all(frame.whole for frame in from_a)

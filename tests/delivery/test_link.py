@@ -192,6 +192,53 @@ async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> Non
     assert _events(stop) == []
 
 
+async def test_credit_for_all_that_a_feed_may_send_is_in_a_hurry(world: World) -> None:
+    """The credit for one batch waits for the answers to it; for two it goes at once, since a third waits for it."""
+    a, b = await _two(world)
+    source, hurries = a.hub.open("node-b", on_wake=lambda: None), list[bool]()
+    reader = b.hub.open("node-a", on_wake=lambda: hurries.append(True), on_wake_soon=lambda: hurries.append(False))
+    await source.take(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await reader.take(encode_frame(Hello(node="node-a", epoch="epoch_1", version="1.0")))
+    for frame in reader.frames_to_send():
+        await source.take(frame)
+    source.frames_to_send()
+    for is_in_hurry in (False, True):
+        hurries.clear()
+        await a.send("bob")
+        a.wakeups.outbox_grew()
+        (batch,) = [frame for frame in source.frames_to_send() if isinstance(decode_frame(frame), Events)]
+        await reader.take(batch)
+        async with asyncio.timeout(30):
+            while not hurries:  # noqa: ASYNC110 - the disk has no event for this
+                await asyncio.sleep(0.001)
+        assert (True in hurries) is is_in_hurry
+    credit = [frame for frame in map(decode_frame, reader.frames_to_send()) if isinstance(frame, Credit)]
+    assert [(each.source, each.through_seq) for each in credit] == [("node-a", 2)]
+
+
+async def test_credit_wakes_only_a_feed_that_has_something_to_send(world: World) -> None:
+    """Who has sent everything does nothing about it when that has arrived."""
+    a, _ = await _two(world)
+    woken: list[None] = []
+    session = a.hub.open("node-b", on_wake=lambda: woken.append(None))
+    await session.take(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await session.take(encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+    await session.take(encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000)))
+    for seq in (1, 2, 3):
+        await a.send("bob")
+        a.wakeups.outbox_grew()
+        assert len(_events(session.frames_to_send())) == (seq != 3)
+    woken.clear()
+    await session.take(encode_frame(Credit(source="node-a", through_seq=1, bytes=100_000)))
+    assert len(woken) == 1, "the third message waited for it"
+    assert len(_events(session.frames_to_send())) == 1
+    await session.take(encode_frame(Credit(source="node-a", through_seq=2, bytes=100_000)))
+    assert _events(session.frames_to_send()) == []
+    woken.clear()
+    await session.take(encode_frame(Credit(source="node-a", through_seq=3, bytes=100_000)))
+    assert woken == []
+
+
 @pytest.mark.req("CUR-5")
 async def test_who_reads_is_noted_with_a_lease(world: World) -> None:
     """The owner of an outbox knows how far each reader has it on its disk, and until when that counts."""

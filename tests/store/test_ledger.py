@@ -1,6 +1,7 @@
 """The ledger: what was taken for an agent is tried, tried again, and closed exactly once."""
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code
@@ -90,6 +91,33 @@ async def test_settling_twice_says_false_and_appends_nothing(store: Store) -> No
     assert await store.settle(a_settlement(FIRST)) is False
     assert await store.settle(a_settlement(FIRST, outcome=Outcome.FAILED_TERMINAL)) is False
     assert visible(store, events=EVENTS) == before
+
+
+@pytest.mark.req("RTY-3")
+async def test_many_are_settled_together_each_once(store: Store) -> None:
+    """Of many settlements those close a pair that find it open, and only they tell of it."""
+    await take(store)
+    await store.settle(a_settlement(FIRST))
+    seq = store.head().seq
+    unknown = a_settlement(FIRST, agent="eve")
+    together = [a_settlement(event) for event in (FIRST, SECOND, THIRD, SECOND)]
+    assert await store.settle_all([*together, unknown]) == [False, True, True, False, False]
+    told = [decode_event(stored.raw).event_id for stored in store.read_outbox(seq).events]
+    assert told == [event.event_id for each in together[1:3] for event in each.events]
+    assert {entry_of(store, event.event_id).state for event in (SECOND, THIRD)} == {LedgerState.SETTLED}
+
+
+@pytest.mark.req("PIPE-1")
+async def test_many_are_settled_all_or_none(store: Store) -> None:
+    """If what tells of one of them cannot be appended, none is closed."""
+    await take(store)
+    before = visible(store, events=EVENTS)
+    good = a_settlement(FIRST)
+    spoiled = replace(a_settlement(SECOND), events=(a_message(1, source_node_id="node-z"),))
+    with refused(Code.FOREIGN_SOURCE):
+        await store.settle_all([good, spoiled])
+    assert visible(store, events=EVENTS) == before
+    assert await store.settle_all([good]) == [True]
 
 
 @pytest.mark.req("RTY-3")

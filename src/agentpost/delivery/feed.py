@@ -21,12 +21,12 @@ from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, MirrorSlice, StoredEvent, Subscriber
 from agentpost.world import Clock
 
-__all__ = ["Feed", "MirrorFeed", "OutboxFeed", "SubscriberNotes", "WholeFeed", "addressed_to"]
+__all__ = ["MAX_UNDER_WAY", "Feed", "MirrorFeed", "OutboxFeed", "SubscriberNotes", "WholeFeed", "addressed_to"]
 
 _MAX_BATCH_BYTES: Final = 1_000_000
 _MAX_BATCH_EVENTS: Final = 1024
 # While so many batches are under way, what is appended meanwhile gathers into the next: small ones do not pile up.
-_MAX_UNDER_WAY: Final = 2
+MAX_UNDER_WAY: Final = 2
 # How far a reader's cursor may lag behind an outbox that has nothing for it.
 _IDLE_STEP: Final = 1024
 
@@ -71,18 +71,21 @@ class Feed(ABC):
     def wake(self) -> None:
         self._may_have_more = True
 
-    def grant(self, credit: Credit) -> None:
-        """The reader has everything through `credit.through_seq` on its disk, and room for so much more."""
+    def grant(self, credit: Credit) -> bool:
+        """The reader has everything through `credit.through_seq` on its disk, and room for so much more.
+
+        True if there may be something that waited for that.
+        """
         self.durable_seq = max(self.durable_seq, min(credit.through_seq, self._position))
         while self._under_way and self._under_way[0][0] <= credit.through_seq:
             self._under_way_bytes -= self._under_way.popleft()[1]
         self._room_bytes = credit.bytes
-        self._may_have_more = True
+        return self._may_have_more
 
     def frames(self) -> list[bytes]:
         """What can be sent now. A refusal means that the reader and this outbox do not fit together any more."""
         frames: list[bytes] = []
-        while self._may_have_more and self._free_bytes > 0 and len(self._under_way) < _MAX_UNDER_WAY:
+        while self._may_have_more and self._free_bytes > 0 and len(self._under_way) < MAX_UNDER_WAY:
             batch = self._next(min(_MAX_BATCH_BYTES, self._free_bytes))
             if batch is None:
                 self._may_have_more = False

@@ -13,10 +13,10 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from agentpost.delivery.frames import Chunk, GetChunk
-from agentpost.delivery.intake import NewBlob, read_event
+from agentpost.delivery.intake import NewBlob
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.sealing import MAX_PAYLOAD_BYTES
-from agentpost.protocol.codec import Unreadable
+from agentpost.protocol.codec import Unreadable, read_events
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.interface import Store
 from agentpost.store.values import Blob
@@ -116,7 +116,9 @@ class BlobFetcher:
             after = 0
             while items := self._store.backlog(agent.agent_id, after_inbox_seq=after, limit=_PAGE):
                 after = items[-1].entry.inbox_seq
-                events = ((item.source_node_id, read_event(item.raw)) for item in items)
+                events = zip(
+                    (item.source_node_id for item in items), read_events([item.raw for item in items]), strict=True
+                )
                 self.want(
                     [
                         NewBlob.of(source, event.payload_ref, (agent.agent_id,))

@@ -14,7 +14,7 @@ from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.task_desk import TaskDesk
-from agentpost.protocol.codec import Unreadable, decode_event, frame_of, read_frame
+from agentpost.protocol.codec import Unreadable, decode_event, read_events
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import (
     AckEvent,
@@ -35,7 +35,7 @@ from agentpost.store.interface import Store
 from agentpost.store.values import Acceptance, Accepted, Desk, Inbound, Incident, MirrorBatch
 from agentpost.world import Clock
 
-__all__ = ["Batch", "Intake", "NewBlob", "Taken", "read_event"]
+__all__ = ["Batch", "Intake", "NewBlob", "Taken"]
 
 _SIGNALS: Final = {
     AckType.ACCEPTED: DeliverySignal.ACCEPTED,
@@ -91,18 +91,6 @@ class _Reading(Struct, kw_only=True):
     forged: list[Event] = []
     signals: list[SignalEvent] = []
     settled_by_ms: int | None = None
-
-
-def read_event(raw: bytes) -> Event | Unreadable:
-    """The event, or why it cannot be read, with its place as far as that can be made out (ENV-6)."""
-    try:
-        return decode_event(raw)
-    except Refusal as refusal:
-        try:
-            (found,) = read_frame(frame_of([raw]))
-        except (Refusal, ValueError):
-            return Unreadable(raw=raw, refusal=refusal, seq=None, event_id=None)
-        return found
 
 
 def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail]]:
@@ -206,8 +194,7 @@ class Intake:
         room = self._room.snapshot()
         now_ms = self._clock.now_ms()
         reading = _Reading()
-        for raw in batch.raws:
-            event = read_event(raw)
+        for raw, event in zip(batch.raws, read_events(batch.raws), strict=True):
             if isinstance(event, Unreadable):
                 reading.unreadable.append(event)
                 continue

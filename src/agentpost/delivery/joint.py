@@ -81,10 +81,9 @@ class JointReader:
             return Verdict.GAP
         own = self._store.node_id
         chain = cursor.last_chain if cursor else CHAIN_START
-        checked = self._mirror.check(frame, head, kept, known={own: chain})
+        checked = self._mirror.check(frame, head, kept, own_chain=chain)
         if checked.has_unreadable:
             return Verdict.APART
-        raws = [event.raw for event in checked.batch.events if own in event.to_nodes]
         await self._mirror.name_payloads(checked)
         await self._stream.accept(
             Batch(
@@ -94,7 +93,7 @@ class JointReader:
                 through_seq=frame.through_seq,
                 # Computed from what the cursor remembers, and the one in the head.
                 chain=checked.chains.get(own, chain),
-                raws=raws,
+                raws=checked.mail,
                 mirror=checked.batch,
             )
         )

@@ -35,8 +35,9 @@ class Lanes:
 
     def __init__(self, *, is_ordered: bool) -> None:
         self._is_ordered = is_ordered
-        # A lane is here while its first mail is ready, waiting or out; the list is what stands behind that one.
-        self._behind: dict[str, deque[Mail]] = {}
+        # Where there is an order: a lane is here while its first mail is ready, waiting or out; the list is what stands
+        # behind that one.
+        self._behind: dict[tuple[str, str], deque[Mail]] = {}
         self._ready: list[tuple[int, str, Mail]] = []
         self._waiting: dict[str, Mail] = {}
         self._timers: list[tuple[int, int, str]] = []
@@ -48,13 +49,13 @@ class Lanes:
     def add(self, mail: Mail) -> None:
         """Put mail at the end of its lane."""
         self._size += 1
-        lane = self._lane_of(mail)
-        behind = self._behind.get(lane)
-        if behind is None:
+        if self._is_ordered:
+            behind = self._behind.get(lane := _sender_of(mail))
+            if behind is not None:
+                behind.append(mail)
+                return
             self._behind[lane] = deque()
-            self._place(mail)
-        else:
-            behind.append(mail)
+        self._place(mail)
 
     def take(self, now_ms: int) -> Mail | None:
         """The oldest mail that is first in its lane and due; None if there is none."""
@@ -66,7 +67,9 @@ class Lanes:
 
     def done(self, mail: Mail) -> None:
         """The lane of mail that was taken goes on with what is behind it."""
-        lane = self._lane_of(mail)
+        if not self._is_ordered:
+            return
+        lane = _sender_of(mail)
         behind = self._behind[lane]
         if behind:
             self._place(behind.popleft())
@@ -108,13 +111,12 @@ class Lanes:
 
     def _place(self, mail: Mail) -> None:
         event_id = mail.event.event_id
-        self._waiting[event_id] = mail
         if mail.due_at_ms <= 0:
-            self.hurry(event_id)
+            heapq.heappush(self._ready, (mail.inbox_seq, event_id, mail))
         else:
+            self._waiting[event_id] = mail
             heapq.heappush(self._timers, (mail.due_at_ms, mail.inbox_seq, event_id))
 
-    def _lane_of(self, mail: Mail) -> str:
-        event = mail.event
-        # Neither id has a slash in it.
-        return f"{event.source_node_id}/{event.source_agent_id}" if self._is_ordered else event.event_id
+
+def _sender_of(mail: Mail) -> tuple[str, str]:
+    return mail.event.source_node_id, mail.event.source_agent_id

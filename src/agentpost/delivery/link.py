@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from agentpost.delivery.chunk_desk import ChunkDesk
-from agentpost.delivery.feed import Feed, MirrorFeed, OutboxFeed, WholeFeed
+from agentpost.delivery.feed import MAX_UNDER_WAY, Feed, MirrorFeed, OutboxFeed, WholeFeed
 from agentpost.delivery.fetch import may_read
 from agentpost.delivery.frames import (
     LINK_VERSION,
@@ -103,6 +103,8 @@ class LinkSession:
         # What was asked for over this link, also if somebody else has it now.
         self._asked_for: set[Key] = set()
         self._idle_frames = 0
+        # What was taken since the peer last got credit for it: how many batches.
+        self._owed: dict[Key, int] = {}
         # Events that came and are not on the disk yet.
         self._lanes: dict[Key, _Lane] = {}
         self._heard_at_ms = hub.clock.monotonic_ms()
@@ -210,6 +212,9 @@ class LinkSession:
                 except Refusal as refusal:
                     del self._feeds[key]
                     self._queue_refused(refusal, key)
+            # Last: the peer has something to do with the events, and waits for credit only if it has sent much.
+            owed, self._owed = self._owed, {}
+            self._queue += [encode_frame(self._credit_for(key)) for key in owed if key in self._reading]
         frames, self._queue = self._queue, []
         return frames
 
@@ -396,9 +401,9 @@ class LinkSession:
         if feed is None:
             return False
         before = feed.durable_seq
-        feed.grant(credit)
-        self._awake[credit.source, credit.whole] = None
-        self._on_wake()
+        if feed.grant(credit):
+            self._awake[credit.source, credit.whole] = None
+            self._on_wake()
         if credit.source == self._hub.store.node_id:
             await self._note()
         return feed.durable_seq > before
@@ -429,9 +434,7 @@ class LinkSession:
             case Verdict.TAKEN | Verdict.KNOWN:
                 if verdict is Verdict.TAKEN:
                     subscription.asked_anew_at = None
-                lane = self._lanes.get(key)
-                # The answers to what was taken are about to follow, mostly; whoever has sent more waits for it.
-                self._send(self._credit_for(key), in_hurry=lane is None or bool(lane.frames))
+                self._owe_credit(key)
             case Verdict.GAP:
                 # CUR-3: the cursor stops; what is missing is asked for, once, and again with the next tick.
                 at = _seq_of(subscription)
@@ -488,13 +491,20 @@ class LinkSession:
         )
         self._send(self._credit_for(key))
 
+    def _owe_credit(self, key: Key) -> None:
+        owed = self._owed[key] = self._owed.get(key, 0) + 1
+        lane = self._lanes.get(key)
+        # The answers to what was taken follow, mostly, and it goes with them. Who has sent all that it may waits.
+        in_hurry = owed >= MAX_UNDER_WAY or lane is None or bool(lane.frames)
+        (self._on_wake if in_hurry else self._on_wake_soon)()
+
     def _credit_for(self, key: Key) -> Credit:
         return Credit(source=key[0], through_seq=_seq_of(self._reading[key]), bytes=_CREDIT_BYTES, whole=key[1])
 
-    def _send(self, frame: Frame, *, in_hurry: bool = True) -> None:
+    def _send(self, frame: Frame) -> None:
         if not self._is_closed:
             self._queue.append(encode_frame(frame))
-            (self._on_wake if in_hurry else self._on_wake_soon)()
+            self._on_wake()
 
     def _queue_refused(self, refusal: Refusal, key: Key | None) -> None:
         source, is_whole = key or (None, False)

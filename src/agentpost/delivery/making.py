@@ -1,5 +1,6 @@
 """New events of this gateway: ids, times and the fields that all of them share. Appends nothing by itself."""
 
+from functools import lru_cache
 from typing import Any
 
 from agentpost.protocol.envelope import (
@@ -153,10 +154,15 @@ class EventMaker:
 
 def _answering(event: Event) -> Trace:
     """The trace of an answer: decided under the policy that the event itself names (ROUTE-9)."""
+    return _answering_under(event.trace.routing_policy_version, event.trace.capability_policy_version)
+
+
+@lru_cache(maxsize=256)
+def _answering_under(routing_policy_version: str, capability_policy_version: str) -> Trace:
     return Trace(
         route_decision="answer",
-        routing_policy_version=event.trace.routing_policy_version,
-        capability_policy_version=event.trace.capability_policy_version,
+        routing_policy_version=routing_policy_version,
+        capability_policy_version=capability_policy_version,
     )
 
 

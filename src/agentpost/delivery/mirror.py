@@ -5,7 +5,7 @@ checked first, so that a reader's complaint means that the mirror is at fault, a
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -36,12 +36,17 @@ class _Outline(Struct, rename="camel", gc=False):
 
 _outline = msgspec.msgpack.Decoder(_Outline)
 
+# The last event of a stream and the chain up to it; None where the start of the stream was not seen.
+_End = tuple[int, bytes | None]
+
 
 class Checked(Struct, frozen=True, kw_only=True):
     """A batch for a mirror, the chain of each stream that it extends, and the payloads that it speaks of."""
 
     batch: MirrorBatch
     chains: dict[str, bytes]
+    # What of it is taken by this gateway with the batch.
+    mail: list[bytes]
     payloads: list[NamedPayload]
     has_unreadable: bool
 
@@ -135,19 +140,20 @@ class MirrorKeeper:
         at: Cursor | None,
         *,
         is_start: bool = False,
-        known: Mapping[str, bytes] | None = None,
+        own_chain: bytes | None = None,
     ) -> "Checked":
         """A batch that follows what is kept, as it is to be kept; refused if its owner did not sign it so.
 
-        `known` are chains of readers' streams before it that the caller knows: they are held against the head.
+        With `own_chain`, that of this gateway's stream before the batch, its mail is taken from the batch as well.
         """
-        if known is not None:
-            self._marks |= known
+        own = None if own_chain is None else self._store.node_id
+        if own is not None and own_chain is not None:
+            self._marks[own] = own_chain
         outlines = [_read_outline(raw) for raw in frame.events]
         before_chain = (frame.before_chain if is_start else None) or (at.last_chain if at else CHAIN_START)
-        events = self._chained(frame, outlines, before_chain)
         if is_start:
             self._knows_all = False
+        events, ends, mail = self._chained(frame, outlines, before_chain, own)
         if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
             raise self._broken("the events are not those that its owner signed")
         batch = MirrorBatch(
@@ -163,7 +169,8 @@ class MirrorKeeper:
         )
         return Checked(
             batch=batch,
-            chains=self._checked_marks(head, events),
+            chains=self._checked_marks(head, ends),
+            mail=mail,
             payloads=self._payloads(outlines, frame.after_seq),
             has_unreadable=None in outlines,
         )
@@ -200,37 +207,58 @@ class MirrorKeeper:
             if outline is not None and outline.payload_ref is not None
         ]
 
-    def _chained(self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes) -> list[MirrorEvent]:
+    def _chained(
+        self, frame: Events, outlines: Sequence[_Outline | None], chain: bytes, own: str | None
+    ) -> tuple[list[MirrorEvent], dict[str, _End], list[bytes]]:
+        """The events as they are to be kept, where each stream ends that one of them is in, and the mail of `own`."""
         events: list[MirrorEvent] = []
+        ends: dict[str, _End] = {}
+        mail: list[bytes] = []
+        unknown = CHAIN_START if self._knows_all else None
         for seq, (raw, outline) in enumerate(zip(frame.events, outlines, strict=True), start=frame.after_seq + 1):
-            if outline is not None and outline.source_node_id != self.source_node_id:
+            chain = next_chain(chain, raw)
+            if outline is None:
+                # An event that cannot be read is kept all the same: it has its place in the chain.
+                events.append(MirrorEvent(seq=seq, chain=chain, raw=raw, to_nodes=()))
+                continue
+            if outline.source_node_id != self.source_node_id:
                 raise Refusal(  # ENV-8
                     Code.FOREIGN_SOURCE,
                     f"an event of {outline.source_node_id:.128} stands in the outbox of {self.source_node_id}",
                     field="sourceNodeId",
                 )
-            if outline is not None and outline.seq != seq:
+            if outline.seq != seq:
                 raise self._broken(f"the event at place {seq} says that it is at {outline.seq}")
-            chain = next_chain(chain, raw)
-            # An event that cannot be read is kept all the same: it has its place in the chain.
-            to_nodes = () if outline is None else tuple(dict.fromkeys(outline.to_nodes))
-            events.append(MirrorEvent(seq=seq, chain=chain, raw=raw, to_nodes=to_nodes))
-        return events
+            readers: dict[str, bytes | None] = {}
+            for node_id in outline.to_nodes:
+                if node_id not in readers:
+                    before = ends[node_id][1] if node_id in ends else self._marks.get(node_id, unknown)
+                    readers[node_id] = after = None if before is None else next_chain(before, raw)
+                    ends[node_id] = (seq, after)
+            if own in readers:
+                # Nobody will ask for it here.
+                del readers[own]
+                mail.append(raw)
+            known = tuple([each for each in readers.values() if each is not None])
+            events.append(
+                MirrorEvent(
+                    seq=seq,
+                    chain=chain,
+                    raw=raw,
+                    to_nodes=tuple(readers),
+                    stream_chains=known if len(known) == len(readers) else (),
+                )
+            )
+        return events, ends, mail
 
-    def _checked_marks(self, head: OutboxHead, events: Iterable[MirrorEvent]) -> dict[str, bytes]:
+    def _checked_marks(self, head: OutboxHead, ends: Mapping[str, _End]) -> dict[str, bytes]:
         """The chain of every reader that has an event here, if the head says the same: they will check it."""
-        chains: dict[str, bytes | None] = {}
-        latest: dict[str, int] = {}
-        for event in events:
-            for node_id in event.to_nodes:
-                before = chains.get(node_id, self._marks.get(node_id, CHAIN_START if self._knows_all else None))
-                chains[node_id] = None if before is None else next_chain(before, event.raw)
-                latest[node_id] = event.seq
-        # What a node writes to itself nobody else reads.
-        latest.pop(self.source_node_id, None)
         checked: dict[str, bytes] = {}
-        for node_id, seq in latest.items():
-            mark, chain = head.streams.get(node_id), chains[node_id]
+        for node_id, (seq, chain) in ends.items():
+            if node_id == self.source_node_id:
+                # What a node writes to itself nobody else reads.
+                continue
+            mark = head.streams.get(node_id)
             if mark is None or mark.seq != seq or chain not in (None, mark.chain):
                 raise self._broken(f"its head does not say where the stream of {node_id} ends")
             checked[node_id] = mark.chain

@@ -11,9 +11,10 @@ from typing import Final
 
 from agentpost.delivery.frames import Events
 from agentpost.delivery.heads import verify_head
-from agentpost.delivery.intake import Batch, Intake, read_event
+from agentpost.delivery.intake import Batch, Intake
 from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.protocol.codec import read_events
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, chain_over
 from agentpost.store.interface import Store
@@ -165,7 +166,7 @@ class StreamReader:
 
     async def _leave_tombstone(self, *, after_seq: int, first: bytes) -> None:
         """Keep for ever which part of the stream nobody had any more."""
-        found = read_event(first)
+        (found,) = read_events((first,))
         await self._store.record_audit(
             [
                 AuditEntry(

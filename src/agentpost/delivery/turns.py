@@ -57,6 +57,8 @@ _CLAIM_MS: Final = 60_000
 # The reason of an ACK for a task that another agent has.
 _TAKEN: Final = "taken"
 _TROUBLE: Final = frozenset({Code.STORAGE_FULL, Code.STORAGE_FAILED, Code.STORAGE_CORRUPT, Code.UNAVAILABLE})
+# Kinds of which no turn does more than to hand them over.
+_HANDED_OVER: Final = frozenset({MessageEvent, ReplyEvent})
 # What the store says of a row that has its outcome, or is not there.
 _CLOSED: Final = frozenset({Code.INVALID_TRANSITION, Code.NOT_FOUND})
 
@@ -182,6 +184,20 @@ class Turns:
             raise
         return Begun(event=event, engagement=self._engagement(event, agent_id, attempt, content), at_ms=now_ms)
 
+    def begin_at_once(self, event: Event, agent_id: str) -> Begun | None:
+        """The first attempt, which is noted with its end, with mail that needs nothing but to be handed over.
+
+        None for everything else: `begin` says what becomes of it.
+        """
+        now_ms = self._clock.now_ms()
+        if type(event) not in _HANDED_OVER or event.payload_ref is not None or is_expired(event, now_ms=now_ms):
+            return None
+        try:
+            content = self._sealer.open(event)
+        except Refusal:
+            return None
+        return Begun(event=event, engagement=self._engagement(event, agent_id, 1, content), at_ms=now_ms)
+
     def _engagement(self, event: Event, agent_id: str, attempt: int, content: Content) -> Engagement:
         made = _engagement(event, agent_id, attempt, content)
         injected = self.inject(agent_id, event.event_id)
@@ -286,6 +302,28 @@ class Turns:
         return await self._fail(
             event, agent_id, reason=reason, error=result.error, engaged_at_ms=engaged_at_ms, result=result
         )
+
+    async def end_silently(self, ended: Sequence[tuple[Event, int | None]], agent_id: str) -> None:
+        """Write that turns with these events are over and nothing is said to them, all in one transaction.
+
+        Each has when its attempt began, if that was not noted. A row that was closed before stays as it is.
+        """
+        at_ms = self._clock.now_ms()
+        answers = await self._store.settle_all(
+            [
+                Settlement(
+                    event_id=event.event_id,
+                    to_agent_id=agent_id,
+                    outcome=Outcome.PROCESSED,
+                    at_ms=at_ms,
+                    engaged_at_ms=engaged_at_ms,
+                    events=(self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id),),
+                )
+                for event, engaged_at_ms in ended
+            ]
+        )
+        if any(answers):
+            self._wakeups.outbox_grew()
 
     async def _process(self, event: Event, agent_id: str, result: Result, engaged_at_ms: int | None) -> bool:
         ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)

@@ -14,7 +14,8 @@ with the beginning of the next, so that the store puts many of both into one com
 
 An attempt is written before it is made, so that a crash during it can be seen. A runtime that may get the same event
 twice needs no such trace: an attempt with mail that came just now is written together with its end, or by itself once
-it lasts. Mail from before the start is always noted first: it may be what ended the gateway.
+it lasts. Mail from before the start is always noted first: it may be what ended the gateway. Turns without such a note
+that are over at once follow each other in one sitting, and their ends are written together.
 
 After a crash. An event that was handed over and has no outcome is *unclear*: its runtime is asked; if that cannot say
 and is not idempotent, the event is neither repeated nor given up but shown as an incident, until an operator decides
@@ -33,6 +34,7 @@ from agentpost.delivery.lanes import Lanes, Mail
 from agentpost.delivery.ports import Result, ResultKind, Runtime
 from agentpost.delivery.turns import Begun, Hold, Turns
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.interface import Store
@@ -52,6 +54,8 @@ _MOST_AT_ONCE: Final = 256
 _WRITE_AGAIN_SECONDS: Final = 5.0
 # An attempt that lasts longer is written down while it lasts, for those who ask where their mail is.
 _NOTE_AFTER_SECONDS: Final = 0.2
+# After so long, others who wait for the loop have their turn.
+_SITTING_MS: Final = 5
 
 
 class Worker:
@@ -78,6 +82,10 @@ class Worker:
         self._read_through = 0
         self._has_more = True
         self._running = 0
+        # Turns of sittings that are over, with when each began, and how many of such are being written. No turn begins
+        # meanwhile: what a full disk does not take stays little.
+        self._ended: list[tuple[Mail, Result, int | None]] = []
+        self._writing = 0
         self._woken = asyncio.Event()
         self._is_stopping = False
         self.idle = asyncio.Event()
@@ -90,11 +98,13 @@ class Worker:
             for each in mail:
                 self._read_through = max(self._read_through, each.inbox_seq)
                 self._add(each)
+            self._begin_turns()
         else:
             self._has_more = True
+            self._woken.set()
         if self._without_content:
             self._look_for_content()
-        self._woken.set()
+            self._woken.set()
 
     def hurry(self, event_id: EventId) -> None:
         """What this mail waited for is there: the verdict on a claim."""
@@ -118,16 +128,27 @@ class Worker:
     async def run(self) -> None:
         while not self._is_stopping:
             self._woken.clear()
-            while self._running < self._most and (mail := self._next()) is not None:
-                self._running += 1
-                self.idle.clear()
-                self._tasks.spawn(self._serve(mail), name=f"{self._agent_id}:turn")
+            self._begin_turns()
             await self._wait()
         await self.idle.wait()
 
+    def _begin_turns(self) -> None:
+        while self._is_free and (mail := self._next()) is not None:
+            self._running += 1
+            self.idle.clear()
+            if self._is_unnoted(mail):
+                # It may be over at once, and so may be those after it; if it is not, the next sitting begins.
+                self._tasks.spawn(self._sit(mail), name=f"{self._agent_id}:sitting")
+                return
+            self._tasks.spawn(self._serve(mail), name=f"{self._agent_id}:turn")
+
+    @property
+    def _is_free(self) -> bool:
+        return self._running < self._most and not self._writing
+
     async def _wait(self) -> None:
         """Until something changes, or the next retry is due and somebody is free for it."""
-        due_at_ms = self._lanes.next_due_at_ms() if self._running < self._most else None
+        due_at_ms = self._lanes.next_due_at_ms() if self._is_free else None
         if due_at_ms is None:
             await self._woken.wait()
             return
@@ -197,9 +218,99 @@ class Worker:
                 begun = None if following is None else await self._begin(following)
         finally:
             self._running -= 1
-            if self._running == 0:
-                self.idle.set()
+            self._look_whether_idle()
+
+    def _look_whether_idle(self) -> None:
+        if not (self._running or self._writing or self._ended):
+            self.idle.set()
+        self._wake_for_more()
+
+    def _wake_for_more(self) -> None:
+        if self._lanes or self._has_more:
             self._woken.set()
+
+    def _is_unnoted(self, mail: Mail) -> bool:
+        return mail.is_fresh and self._runtime.is_idempotent
+
+    async def _sit(self, mail: Mail) -> None:
+        """Turns without a note before them, one after the other: until one waits for something, or time is up."""
+        over_at_ms = self._clock.monotonic_ms() + _SITTING_MS
+        following: Mail | None = mail
+        try:
+            while following is not None:
+                mail = following
+                begun = self._turns.begin_at_once(mail.event, self._agent_id)
+                if begun is None:
+                    # There is more to it than to hand it over.
+                    self._running += 1
+                    self._tasks.spawn(self._serve(mail), name=f"{self._agent_id}:turn")
+                    break
+                self._unnoted[mail.event.event_id] = begun.at_ms
+                self._note_later()
+                # If this turn waits for something, the next one begins meanwhile.
+                self._wake_for_more()
+                result = await self._engage(begun)
+                if result.kind is ResultKind.RETRY:
+                    await self._conclude(mail, begun.engagement.attempt, result)
+                else:
+                    self._end_soon(mail, result)
+                following = self._next_unnoted(over_at_ms)
+            await self._write_ends()
+        finally:
+            self._running -= 1
+            self._look_whether_idle()
+
+    def _next_unnoted(self, over_at_ms: int) -> Mail | None:
+        now_ms = self._clock.monotonic_ms()
+        if self._writing or self._is_stopping or now_ms >= over_at_ms or len(self._ended) >= _MOST_AT_ONCE:
+            return None
+        mail = self._lanes.take(now_ms)
+        if mail is not None and not self._is_unnoted(mail):
+            self._lanes.put_back(mail)
+            return None
+        return mail
+
+    def _end_soon(self, mail: Mail, result: Result) -> None:
+        """Let the lane go on; the outcome is written with those of the other turns of the sitting."""
+        if not self._ended:
+            # For those that were over at once before one that is not.
+            asyncio.get_running_loop().call_soon(self._write_soon)
+        self._lanes.done(mail)
+        self._ended.append((mail, result, self._unnoted.pop(mail.event.event_id, None)))
+
+    def _write_soon(self) -> None:
+        if self._ended:
+            self._tasks.spawn(self._write_ends(), name=f"{self._agent_id}:ends")
+
+    async def _write_ends(self) -> None:
+        """Write all outcomes that are not written: those that only say so at once, the others beside each other."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        self._writing += len(ended)
+        silent = [(mail.event, at_ms) for mail, result, at_ms in ended if _is_silent(result)]
+        try:
+            if len(silent) == len(ended):
+                await self._end_silently(silent)
+            else:
+                others = (self._end(*each) for each in ended if not _is_silent(each[1]))
+                await asyncio.gather(self._end_silently(silent), *others)
+        finally:
+            self._writing -= len(ended)
+            self._look_whether_idle()
+
+    async def _end_silently(self, ended: Sequence[tuple[Event, int | None]]) -> None:
+        while ended:
+            try:
+                await self._turns.end_silently(ended, self._agent_id)
+            except Refusal as refusal:
+                _log.error("%d outcomes for %s are not written: %s", len(ended), self._agent_id, refusal.message)
+                if refusal.code is not Code.STORAGE_FULL:
+                    return
+                await asyncio.sleep(_WRITE_AGAIN_SECONDS)
+            else:
+                self._known.difference_update(event.event_id for event, _ in ended)
+                return
 
     async def _begin(self, mail: Mail) -> Begun | None:
         """Record the attempt. None if the agent does not get this mail now; its lane knows then."""
@@ -207,7 +318,7 @@ class Worker:
         self._without_content.pop(event.event_id, None)
         if mail.is_unclear and await self._is_concluded(mail):
             return None
-        is_noted = not (mail.is_fresh and self._runtime.is_idempotent)
+        is_noted = not self._is_unnoted(mail)
         begun = await self._turns.begin(
             event, self._agent_id, attempts=mail.attempts, error=mail.error, is_noted=is_noted, claims=True
         )
@@ -304,6 +415,11 @@ class Worker:
         if engaged_at_ms is not None:
             await self._turns.note(mail.event.event_id, self._agent_id, at_ms=engaged_at_ms)
         await self._turns.postpone(mail.event, self._agent_id, due_at_ms=due_at_ms, error=error)
+
+
+def _is_silent(result: Result) -> bool:
+    """Whether nothing is said of the turn but that it is over."""
+    return result.kind is ResultKind.PROCESSED and result.reply is None
 
 
 def _mail(item: BacklogItem, *, due_at_ms: int) -> Mail:

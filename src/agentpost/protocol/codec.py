@@ -3,6 +3,7 @@
 Pure. Never raises anything but `Refusal`, whatever the bytes are.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, cast, get_args
 
 import msgspec
@@ -23,6 +24,7 @@ __all__ = [
     "encode_event",
     "encode_json_event",
     "frame_of",
+    "read_events",
     "read_frame",
 ]
 
@@ -147,6 +149,22 @@ def read_frame(frame: bytes) -> list[Event | Unreadable]:
                 return _read_frame_carefully(frame)
     except (msgspec.DecodeError, RecursionError, ValueError, Refusal):
         return _read_frame_carefully(frame)
+    return events
+
+
+def read_events(raws: Sequence[bytes]) -> list[Event | Unreadable]:
+    """All events of a batch, in order. One that cannot be read stands in its place as `Unreadable` (ENV-6).
+
+    Each is read by itself: half an event must not be made whole by its neighbour.
+    """
+    try:
+        events = [cast(Event | Unreadable, _decoder.decode(raw)) for raw in raws]
+        for raw, event in zip(raws, cast(list[Event], events), strict=True):
+            check(event)
+            if event.unknown is not UNSET or len(raw) > MAX_EVENT_BYTES:
+                return [_read_one(raw) for raw in raws]
+    except (msgspec.DecodeError, RecursionError, ValueError, Refusal):
+        return [_read_one(raw) for raw in raws]
     return events
 
 

@@ -18,13 +18,15 @@ __all__ = ["engaging_nodes", "recipients_of"]
 
 # These speak of other events, or to gateways: no agent gets them.
 _NOT_FOR_AGENTS: Final = (AckEvent, SignalEvent, DeadLetterEvent)
+# These name several.
+_FOR_MANY: Final = (MessageEvent, TaskCreateEvent)
 
 
 def recipients_of(event: Event) -> tuple[str, ...]:
     """The agents that the event is for; none for what gateways say to each other."""
     if isinstance(event, _NOT_FOR_AGENTS):
         return ()
-    named = event.payload.to_agents if isinstance(event, MessageEvent | TaskCreateEvent) else ()
+    named = event.payload.to_agents if isinstance(event, _FOR_MANY) else ()
     if event.to_agent_id is None or event.to_agent_id in named:
         return named
     return (*named, event.to_agent_id)

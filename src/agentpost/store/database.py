@@ -197,11 +197,14 @@ class Database:
         except apsw.Error as error:
             raise _in_our_words(error) from None
 
-    def run_packed(self, sql: str, values: Sequence[Any], packed: Packed) -> None:
-        """Run a statement whose last parameter is an array that SQLite reads by itself, without Python in between."""
+    def run_packed(self, sql: str, values: Sequence[Any], packed: Packed) -> list[Row]:
+        """Run a statement whose last parameter is an array that SQLite reads by itself, without Python in between.
+
+        Gives the rows that it returns, if it does.
+        """
         self.writes += 1
         with translated:
-            self._connection.execute(sql, (*values, _carray(packed)))
+            return self._connection.execute(sql, (*values, _carray(packed))).fetchall()
 
     def rows_packed(self, sql: str, values: Sequence[Any], packed: Packed) -> list[Row]:
         """The rows of such a statement; the array must not be empty."""

@@ -1,6 +1,6 @@
 """The inbox, its ledger and the cursors: what this gateway took, for whom, and how far it has read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from agentpost.store.values import (
     Accepted,
     BacklogItem,
     Cursor,
+    Desk,
     Inbound,
     InboxPosition,
     LedgerEntry,
@@ -57,6 +58,7 @@ __all__ = [
     "quarantined",
     "restart_cursor",
     "settle",
+    "settle_all",
 ]
 
 _BEYOND_ALL: Final = 1 << 62
@@ -71,7 +73,8 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
     if at is not None and batch.through_seq <= at.last_seq:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
     taken = _take(tx, batch, unseen(batch, at))
-    _quarantine(tx, batch)
+    if batch.unreadable:
+        _quarantine(tx, batch)
     orphans = apply_changes(tx, batch.changes, {})
     tx.append(taken.answers)
     tx.database.run(
@@ -93,8 +96,11 @@ def _take(tx: Transaction, batch: Acceptance, events: Sequence[Inbound]) -> "_Ta
     """Write what is new of these events into inbox and ledger; what is to be answered is appended by the caller."""
     event_ids = [inbound.event.event_id for inbound in events if inbound.acks]
     taking = _Taking(tx, batch)
-    taking.in_inbox.update(tx.database.rows_for(SQL.known_inbox_events, event_ids))
-    taking.in_ledger.update((row[0], row[1]) for row in tx.database.rows_for(SQL.known_ledger_entries, event_ids))
+    for event_id, agent_id, place in tx.database.rows_for(SQL.known_events, event_ids):
+        if agent_id is None:
+            taking.in_inbox[event_id] = place
+        else:
+            taking.in_ledger.add((event_id, agent_id))
     kept = [inbound for inbound in events if inbound.acks or inbound.desk is not None]
     for inbound in kept:
         taking.take(inbound)
@@ -121,36 +127,53 @@ class _Taking:
         self.tasks: dict[TaskId, None] = {}
 
     def take(self, inbound: Inbound) -> None:
-        event_id, desk = inbound.event.event_id, inbound.desk
+        if inbound.desk is not None:
+            self._take_at_desk(inbound, inbound.desk)
+            return
+        event_id = inbound.event.event_id
+        for agent_id, ack in inbound.acks.items():
+            pair = (event_id, agent_id)
+            if pair in self.in_ledger:
+                self.repeated.append(pair)
+                continue
+            self._open(pair, self._place(inbound))
+            self.answers.append(ack)
+
+    def _take_at_desk(self, inbound: Inbound, desk: Desk) -> None:
+        """What concerns a task: the desk says what is answered, and whether the agent hears of it at all."""
+        event_id = inbound.event.event_id
         new = [agent_id for agent_id in inbound.acks if (event_id, agent_id) not in self.in_ledger]
         self.repeated += [(event_id, agent_id) for agent_id in inbound.acks if agent_id not in new]
         if inbound.acks and not new:
             return
-        ruling = None if desk is None else rule(self._tx.tasks, inbound, desk, at_ms=self._batch.at_ms)
-        if ruling is not None:
-            self.tasks |= dict.fromkeys(ruling.tasks)
+        ruling = rule(self._tx.tasks, inbound, desk, at_ms=self._batch.at_ms)
+        self.tasks |= dict.fromkeys(ruling.tasks)
         for agent_id in new:
             place = self._place(inbound)
-            self.in_ledger.add((event_id, agent_id))
-            if ruling is None or ruling.outcome is None:
-                self._open_rows.setdefault(agent_id, []).append(f"{event_id}{place:020d}")
-                self.new[event_id, agent_id] = place
+            if ruling.outcome is None:
+                self._open((event_id, agent_id), place)
             else:
+                self.in_ledger.add((event_id, agent_id))
                 how = (agent_id, self._batch.at_ms, ruling.outcome.value, ruling.error)
                 self._closed_rows.setdefault(how, []).append(f"{event_id}{place:020d}")
                 self.closed.append((event_id, agent_id))
-            self.answers.append(inbound.acks[agent_id] if ruling is None else ruling.acks[agent_id])
-        if ruling is not None:
-            self.answers += ruling.tells
+            self.answers.append(ruling.acks[agent_id])
+        self.answers += ruling.tells
+
+    def _open(self, pair: tuple[EventId, str], place: int) -> None:
+        event_id, agent_id = pair
+        self.in_ledger.add(pair)
+        self._open_rows.setdefault(agent_id, []).append(f"{event_id}{place:020d}")
+        self.new[pair] = place
 
     def _place(self, inbound: Inbound) -> int:
-        event_id = inbound.event.event_id
-        if event_id not in self.in_inbox:
-            self._tx.inbox_seq += 1
-            self.in_inbox[event_id] = self._tx.inbox_seq
-            head = f"{event_id}{self._tx.inbox_seq:020d}{inbound.event.seq:020d}{inbound.event.corr_id:31}"
+        event = inbound.event
+        place = self.in_inbox.get(event.event_id)
+        if place is None:
+            place = self.in_inbox[event.event_id] = self._tx.inbox_seq = self._tx.inbox_seq + 1
+            head = f"{event.event_id}{place:020d}{event.seq:020d}{event.corr_id:31}"
             self._inbox_rows.append(head.encode() + inbound.raw)
-        return self.in_inbox[event_id]
+        return place
 
     def write(self) -> None:
         database, batch = self._tx.database, self._batch
@@ -224,7 +247,7 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Re
         for row in tx.database.rows_for(SQL.settled_of_entries, [each.event_id for each in settlements])
     }
     answers: list[bool | Refusal] = []
-    closed: dict[Row, list[str]] = {}
+    closed: list[Settlement] = []
     for each in settlements:
         pair = (each.event_id, each.to_agent_id)
         is_settled = known.get(pair)
@@ -240,12 +263,41 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Re
             answers.append(refusal)
             continue
         known[pair] = True
-        how = (each.at_ms, each.outcome.value, each.error, each.engaged_at_ms)
-        closed.setdefault(how, []).append(each.event_id + each.to_agent_id)
+        closed.append(each)
         answers.append(True)
-    for how, pairs in closed.items():
-        tx.database.run_packed(SQL.settle, how, pairs)
+    _close(tx, closed)
     return answers
+
+
+def settle_all(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
+    """The same where nobody is told of a refusal by itself: what is open is closed, then everything is said at once."""
+    first: dict[tuple[EventId, str], Settlement] = {}
+    for each in settlements:
+        first.setdefault((each.event_id, each.to_agent_id), each)
+    closed = _close(tx, first.values())
+    telling = [each for pair, each in first.items() if pair in closed]
+    tx.append(
+        [event for each in telling for event in each.events],
+        [delivery for each in telling for delivery in each.deliveries],
+    )
+    if len(telling) == len(settlements):
+        return [True] * len(settlements)
+    return [
+        (each.event_id, each.to_agent_id) in closed and first[each.event_id, each.to_agent_id] is each
+        for each in settlements
+    ]
+
+
+def _close(tx: Transaction, settlements: Iterable[Settlement]) -> set[tuple[EventId, str]]:
+    """Close the rows that are open; gives which."""
+    alike: dict[Row, list[str]] = {}
+    for each in settlements:
+        how = (each.at_ms, each.outcome.value, each.error, each.engaged_at_ms)
+        alike.setdefault(how, []).append(each.event_id + each.to_agent_id)
+    closed: set[tuple[EventId, str]] = set()
+    for how, pairs in alike.items():
+        closed.update((row[0], row[1]) for row in tx.database.run_packed(SQL.settle, how, pairs))
+    return closed
 
 
 def _open_entry(database: Database, event_id: EventId, to_agent_id: str) -> LedgerEntry:

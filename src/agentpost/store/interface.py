@@ -179,6 +179,10 @@ class Store(ExternalStore, Protocol):
         """Close a ledger row and append what tells of it. False, and no event, if it was closed already."""
         ...
 
+    def settle_all(self, settlements: Sequence[Settlement]) -> Awaitable[list[bool]]:
+        """The same for many, all of them or none. One that was never accepted is passed over: False."""
+        ...
+
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         """What the agent has not settled, oldest first (RTY-5)."""
         ...

@@ -204,6 +204,13 @@ class MemoryInbox(MemoryOutbox):
         )
         return True
 
+    async def settle_all(self, settlements: Sequence[Settlement]) -> list[bool]:
+        is_open = [(each.event_id, each.to_agent_id) in self._open for each in settlements]
+        closing = [each for each, still in zip(settlements, is_open, strict=True) if still]
+        # All of it can be written, or nothing is.
+        self._stored([event for each in closing for event in each.events])
+        return [still and await self.settle(each) for each, still in zip(settlements, is_open, strict=True)]
+
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         self._check_open()
         found = sorted((seq, pair) for pair, seq in self._open.items() if pair[1] == to_agent_id)

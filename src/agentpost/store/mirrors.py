@@ -65,8 +65,14 @@ def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent])
     chains: dict[str, bytes] = {}
     rows: list[bytes] = []
     for event in events:
-        for node_id in dict.fromkeys(event.to_nodes):
-            chain = chain_after(chains.get(node_id) or _stream_chain(database, source, node_id), event.raw)
+        if event.stream_chains:
+            ends = zip(event.to_nodes, event.stream_chains, strict=True)
+        else:
+            ends = (
+                (node_id, chain_after(chains.get(node_id) or _stream_chain(database, source, node_id), event.raw))
+                for node_id in dict.fromkeys(event.to_nodes)
+            )
+        for node_id, chain in ends:
             chains[node_id] = chain
             rows.append(chain + b"%020d" % event.seq + node_id.encode())
     return rows

@@ -255,6 +255,9 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def settle(self, settlement: Settlement) -> "asyncio.Future[bool]":
         return self._writer.ask(inbox.settle, settlement)
 
+    def settle_all(self, settlements: Sequence[Settlement]) -> "asyncio.Future[list[bool]]":
+        return self._writer.submit(lambda tx: inbox.settle_all(tx, settlements), size=len(settlements))
+
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
 

@@ -298,12 +298,16 @@ class PayloadUsage(Struct, frozen=True, kw_only=True):
 
 
 class MirrorEvent(Struct, frozen=True, kw_only=True):
-    """An event of another node's outbox; `chain` is that of the whole outbox up to and with it."""
+    """An event of another node's outbox; `chain` is that of the whole outbox up to and with it.
+
+    `stream_chains` are those of the streams of `to_nodes`, in their order; none where they are not known.
+    """
 
     seq: int
     chain: bytes
     raw: bytes
     to_nodes: tuple[str, ...]
+    stream_chains: tuple[bytes, ...] = ()
 
 
 class MirrorBatch(Struct, frozen=True, kw_only=True):

@@ -18,11 +18,11 @@ SELECT seq, body, received_at_ms FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?
 -- name: inbox_bodies
 SELECT event_id, body FROM inbox WHERE event_id IN carray(?)
 
--- name: known_inbox_events
-SELECT event_id, seq FROM inbox WHERE event_id IN carray(?)
-
--- name: known_ledger_entries
-SELECT event_id, to_agent_id, inbox_seq FROM ledger WHERE event_id IN carray(?)
+-- name: known_events
+-- Which of these events stand in the inbox, and where, and which agents have them in the ledger.
+SELECT event_id, NULL, seq FROM inbox WHERE event_id IN carray(?1)
+UNION ALL
+SELECT event_id, to_agent_id, inbox_seq FROM ledger WHERE event_id IN carray(?1)
 
 -- name: open_ledger_entries
 -- Each value is 30 characters of event id, and the place in the inbox.
@@ -47,7 +47,7 @@ FROM ledger WHERE event_id IN carray(?)
 -- name: engaged_entries
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
   outcome, error, read_at_ms
-FROM ledger INDEXED BY ledger_open WHERE state = 'engaged' AND settled_at_ms IS NULL ORDER BY inbox_seq, to_agent_id
+FROM ledger INDEXED BY ledger_backlog WHERE state = 'engaged' AND settled_at_ms IS NULL ORDER BY inbox_seq, to_agent_id
 
 -- name: engage
 UPDATE ledger SET state = 'engaged', attempts = attempts + 1, engaged_at_ms = ?
@@ -72,6 +72,7 @@ UPDATE ledger SET state = 'settled', settled_at_ms = ?1, outcome = ?2, error = ?
   attempts = attempts + (?4 IS NOT NULL), engaged_at_ms = coalesce(?4, engaged_at_ms)
 WHERE settled_at_ms IS NULL
   AND (event_id, to_agent_id) IN (SELECT substr(value, 1, 30), substr(value, 31) FROM carray(?5))
+RETURNING event_id, to_agent_id
 
 -- name: backlog
 SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
@@ -122,7 +123,16 @@ SELECT count(*) FROM ledger INDEXED BY ledger_backlog
 WHERE to_agent_id = ? AND settled_at_ms IS NULL AND read_at_ms IS NULL
 
 -- name: next_backlog_due
-SELECT min(due_at_ms) FROM ledger WHERE to_agent_id = ? AND state = 'queued'
+SELECT CASE
+  WHEN EXISTS (
+    SELECT 1 FROM ledger INDEXED BY ledger_backlog
+    WHERE to_agent_id = ?1 AND settled_at_ms IS NULL AND state = 'queued' AND due_at_ms = 0
+  ) THEN 0
+  ELSE (
+    SELECT min(due_at_ms) FROM ledger INDEXED BY ledger_waiting
+    WHERE to_agent_id = ?1 AND state = 'queued' AND due_at_ms > 0
+  )
+END
 
 -- name: mark_read
 UPDATE ledger SET read_at_ms = ? WHERE event_id = ? AND to_agent_id = ? AND read_at_ms IS NULL
@@ -134,7 +144,20 @@ DELETE FROM ledger WHERE (event_id, to_agent_id) IN (
 )
 
 -- name: oldest_open_inbox_seq
-SELECT min(inbox_seq) FROM ledger WHERE settled_at_ms IS NULL
+-- One step of the index for each agent, however much waits for it.
+WITH RECURSIVE waiting (agent_id) AS (
+  SELECT min(to_agent_id) FROM ledger INDEXED BY ledger_backlog WHERE settled_at_ms IS NULL
+  UNION ALL
+  SELECT (
+    SELECT min(to_agent_id) FROM ledger INDEXED BY ledger_backlog
+    WHERE settled_at_ms IS NULL AND to_agent_id > agent_id
+  ) FROM waiting WHERE agent_id IS NOT NULL
+)
+SELECT min(first_seq) FROM (
+  SELECT (
+    SELECT min(inbox_seq) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = agent_id AND settled_at_ms IS NULL
+  ) AS first_seq FROM waiting WHERE agent_id IS NOT NULL
+)
 
 -- name: prune_inbox
 DELETE FROM inbox WHERE seq <= ?
