@@ -37,6 +37,9 @@ class CutStore:
         self._after = after
         self.died = asyncio.Event()
 
+    def die_next(self) -> None:
+        self._left = 1
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
         if name not in ("engage", "settle", "settle_all", "postpone"):
@@ -247,6 +250,50 @@ async def test_turns_that_are_over_at_once_are_written_together(gateway: Gateway
     for event in (events[0], events[-1]):
         (ack,) = gateway.outcomes(event)
         assert ack.payload.ack_type is AckType.PROCESSED
+
+
+async def test_mail_that_did_not_fit_into_memory_is_as_fresh(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came while an idempotent agent had much to do is read from the inbox, in order, and needs no note either."""
+    monkeypatch.setattr("agentpost.delivery.worker._LOOK_AHEAD", 8)
+    may_go = asyncio.Event()
+
+    async def wait() -> Result:
+        await may_go.wait()
+        return DONE
+
+    ada = Scripted(lambda engagement: wait() if engagement.content.body == "bob 2" else DONE, is_idempotent=True)
+    await gateway.hire("ada", ada)
+    spied = Spied(gateway.store)
+    gateway.start(spied)  # pyright: ignore[reportArgumentType] - a proxy
+    await until_served(gateway)
+    spied.asked.clear()
+    events = await gateway.arrive(*(gateway.message(number) for number in range(2, 15)))
+    events += await gateway.arrive(*(gateway.message(number) for number in range(15, 25)))
+    may_go.set()
+    await gateway.settled(*events)
+    assert ada.bodies == [f"bob {number}" for number in range(1, 25)]
+    assert "backlog" in spied.asked
+    assert not {"settle", "engage"} & set(spied.asked)
+
+
+@pytest.mark.req("RTY-3")
+@pytest.mark.parametrize("after", [False, True])
+async def test_after_a_crash_a_sitting_that_was_not_written_happens_again(gateway: Gateway, after: bool) -> None:
+    """Outcomes of turns that were over at once are there all together or not at all, and each once."""
+    ada = Scripted(is_idempotent=True)
+    await gateway.hire("ada", ada)
+    cut = CutStore(gateway.store, at=1 << 20, after=after)
+    first = gateway.start(cut)  # pyright: ignore[reportArgumentType] - a proxy
+    await until_served(gateway)
+    cut.die_next()
+    events = await gateway.arrive(*(gateway.message(number) for number in range(2, 6)))
+    await asyncio.wait_for(cut.died.wait(), 30)
+    assert gateway.is_settled(*events) is after
+    await first.close()
+    gateway.start()
+    await gateway.settled(*events)
+    assert {len(gateway.outcomes(event)) for event in events} == {1}
+    assert {ada.times()[event.event_id] for event in events} == {1 if after else 2}
 
 
 async def test_a_turn_that_waits_holds_back_no_other_of_the_sitting(gateway: Gateway) -> None:

@@ -83,6 +83,28 @@ async def test_small_appends_gather_while_batches_are_under_way(world: World) ->
     assert len(rest.events) == 18
 
 
+async def test_a_crowd_is_sent_in_two_batches(world: World) -> None:
+    """The reader can take one half while the source goes on; a backlog comes in batches as large as they may be."""
+    a = world.nodes["node-a"]
+    stored = a.store.find_event(await a.send("bob"))
+    assert stored is not None
+    event = decode_event(stored.raw)
+    await a.store.append([event] * 119)
+    feed = _outbox_feed(a)
+    feed.grant(_credit(0))
+    batches = _events(feed.frames())
+    assert [(batch.after_seq, batch.through_seq, len(batch.events)) for batch in batches] == [
+        (0, 60, 60),
+        (60, 120, 60),
+    ]
+    for batch in batches:
+        assert _head(world, batch).streams["node-b"].seq == batch.through_seq
+    await a.store.append([event] * 2000)
+    feed.wake()
+    feed.grant(_credit(120))
+    assert [len(batch.events) for batch in _events(feed.frames())] == [1024, 488]
+
+
 async def test_a_cursor_is_moved_now_and_then_past_what_is_for_others(world: World) -> None:
     """A reader that has no mail hears of the outbox only once it has grown much."""
     a = world.nodes["node-a"]

@@ -246,6 +246,28 @@ def settle(event: Event, *events: Event, outcome: Outcome, first_seq: int, close
     )
 
 
+def settle_all(*ended: tuple[Event, Event, bool], first_seq: int) -> Operation:
+    """Events that are settled together, each with its ACK and whether it is this that closes it."""
+    settlements = [
+        Settlement(
+            event_id=event.event_id, to_agent_id="worker", outcome=Outcome.PROCESSED, at_ms=NOW_MS, events=(ack,)
+        )
+        for event, ack, _ in ended
+    ]
+
+    def check(store: SqliteStore) -> None:
+        entries = [store.ledger_entry(event.event_id, "worker") for event, _, _ in ended]
+        assert {entry.state for entry in entries if entry is not None} == {LedgerState.SETTLED}
+        _check_outbox(store, first_seq, *(ack for _, ack, is_open in ended if is_open))
+
+    return Operation(
+        name=f"settle {len(ended)} together",
+        submit=lambda store: store.settle_all(settlements),
+        answer=[is_open for _, _, is_open in ended],
+        leaves=check,
+    )
+
+
 def note_subscriber(last_seq: int) -> Operation:
     subscriber = Subscriber(
         consumer_node_id=PEER,

@@ -58,6 +58,7 @@ COMMITS_ELSEWHERE: Final = {
     "restart_mirror": "the same; tests/delivery/test_mirror.py",
     "rotate_refresh_token": "agents outside the mesh; test_store_power_loss.py, tests/store/test_external.py",
     "revoke_node": "an operator's word",
+    "settle_all": "agents that may get an event twice; test_store_power_loss.py, test_dispatch_crashes.py",
     "withdraw_invite": "joining",
 }
 

@@ -153,6 +153,28 @@ def _settling() -> Scenario:
     )
 
 
+def _settling_together() -> Scenario:
+    (one, two, three, four, five), batch = _received(5)
+
+    def processed(number: int, event: Event) -> AckEvent:
+        return words.ack(number, event, "worker", AckType.PROCESSED)
+
+    return Scenario(
+        name="settle together",
+        before=(do.accept(batch, first_ack_seq=1),),
+        groups=(
+            (do.settle_all((one, processed(301, one), True), (two, processed(302, two), True), first_seq=6),),
+            (do.engage(three), do.engage(four)),
+            (
+                do.settle_all((two, processed(303, two), False), (three, processed(304, three), True), first_seq=8),
+                do.settle_all((four, processed(305, four), True), first_seq=9),
+            ),
+            (do.settle_all((five, processed(306, five), True), first_seq=10),),
+        ),
+        checkpoint_at_pages=8,
+    )
+
+
 def _compacting() -> Scenario:
     sent = [words.message(number, size=1000) for number in range(1, 9)]
     asked, batch = _received(6, size=1000, accepts=sent[:6])
@@ -294,6 +316,7 @@ SCENARIOS: Final = {
         _appending(),
         _accepting(),
         _settling(),
+        _settling_together(),
         _compacting(),
         _mirroring(),
         _pruning_payloads(),

@@ -18,13 +18,15 @@ from agentpost.delivery.heads import sign_head
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, StreamMark, chain_over, decode_head, next_chain
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, MirrorSlice, StoredEvent, Subscriber
+from agentpost.store.values import CHAIN_START, MirrorSlice, StoredEvent, StreamSlice, Subscriber
 from agentpost.world import Clock
 
 __all__ = ["MAX_UNDER_WAY", "Feed", "MirrorFeed", "OutboxFeed", "SubscriberNotes", "WholeFeed", "addressed_to"]
 
 _MAX_BATCH_BYTES: Final = 1_000_000
 _MAX_BATCH_EVENTS: Final = 1024
+# More than that at once are sent in two batches: the reader is busy with one while this side goes on with the answers.
+_CROWD: Final = 64
 # While so many batches are under way, what is appended meanwhile gathers into the next: small ones do not pile up.
 MAX_UNDER_WAY: Final = 2
 # How far a reader's cursor may lag behind an outbox that has nothing for it.
@@ -134,9 +136,10 @@ class OutboxFeed(Feed):
             self._start_over()
 
     def _next(self, max_bytes: int) -> Events | None:
-        part = self._store.read_stream(
-            self.consumer, self._position, limit=_MAX_BATCH_EVENTS, max_bytes=max_bytes, may_lag=True
-        )
+        part = self._read(_MAX_BATCH_EVENTS, max_bytes)
+        if _CROWD < len(part.events) < _MAX_BATCH_EVENTS:
+            # A backlog is sent in batches as large as they may be.
+            part = self._read((len(part.events) + 1) // 2, max_bytes)
         if self._position > part.through_seq:
             return self._end(part.through_seq)
         if self._position == part.through_seq:
@@ -156,6 +159,9 @@ class OutboxFeed(Feed):
             mark=StreamMark(seq=part.last_event_seq, chain=part.chain),
             first_chain=first_chain,
         )
+
+    def _read(self, limit: int, max_bytes: int) -> StreamSlice:
+        return self._store.read_stream(self.consumer, self._position, limit=limit, max_bytes=max_bytes, may_lag=True)
 
     def _end(self, head_seq: int) -> Events | None:
         """Says, once, that this outbox ends before what the reader has of it (CUR-6)."""

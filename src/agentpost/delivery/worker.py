@@ -81,6 +81,8 @@ class Worker:
         self._noting: asyncio.TimerHandle | None = None
         self._read_through = 0
         self._has_more = True
+        # What stands further on in the inbox came while this worker ran.
+        self._fresh_after = store.inbox_position().latest_seq
         self._running = 0
         # Turns of sittings that are over, with when each began, and how many of such are being written. No turn begins
         # meanwhile: what a full disk does not take stays little.
@@ -179,7 +181,7 @@ class Worker:
             self._read_through = item.entry.inbox_seq
             if item.entry.event_id not in self._known:
                 try:
-                    self._add(_mail(item, due_at_ms=self._lane_time(item.entry.due_at_ms)))
+                    self._add(self._mail(item))
                 except Refusal as refusal:
                     self._known.add(item.entry.event_id)
                     # It was read when it was accepted, so a newer version wrote it: it stays until that one is back.
@@ -188,6 +190,19 @@ class Worker:
         if not self._has_more and self._store.backlog_size(self._agent_id) > len(self._known):
             # Further up there is an event that was here before, for another agent, or that an operator released.
             self._read_through, self._has_more = 0, True
+
+    def _mail(self, item: BacklogItem) -> Mail:
+        entry = item.entry
+        is_unclear = entry.state is LedgerState.ENGAGED
+        return Mail(
+            inbox_seq=entry.inbox_seq,
+            event=decode_event(item.raw),
+            attempts=entry.attempts,
+            due_at_ms=self._lane_time(entry.due_at_ms),
+            error=entry.error,
+            is_unclear=is_unclear,
+            is_fresh=entry.inbox_seq > self._fresh_after and not is_unclear and not entry.attempts,
+        )
 
     def _add(self, mail: Mail) -> None:
         event_id = mail.event.event_id
@@ -420,15 +435,3 @@ class Worker:
 def _is_silent(result: Result) -> bool:
     """Whether nothing is said of the turn but that it is over."""
     return result.kind is ResultKind.PROCESSED and result.reply is None
-
-
-def _mail(item: BacklogItem, *, due_at_ms: int) -> Mail:
-    entry = item.entry
-    return Mail(
-        inbox_seq=entry.inbox_seq,
-        event=decode_event(item.raw),
-        attempts=entry.attempts,
-        due_at_ms=due_at_ms,
-        error=entry.error,
-        is_unclear=entry.state is LedgerState.ENGAGED,
-    )
