@@ -620,15 +620,6 @@ async def test_what_is_said_in_one_turn_is_appended_together(post: Post, monkeyp
     assert post.heard.heard == [("outbox", 3), ("timer", 3)]
 
 
-@pytest.mark.req("ENV-2")
-async def test_of_a_crowd_half_is_sent_while_the_rest_is_made(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hundred speak at once: their recipients can begin before all of it is written, and the order stays."""
-    appends = Appends(post.store, monkeypatch)
-    receipts = await asyncio.gather(*(post.publisher.send(to("bob")) for _ in range(200)))
-    assert appends.sizes == [100, 64, 36]
-    assert [receipt.seq for receipt in receipts] == list(range(1, 201))
-
-
 @pytest.mark.req("ROUTE-4", "PIPE-3")
 async def test_who_is_refused_does_not_hold_up_the_others_of_its_turn(
     post: Post, monkeypatch: pytest.MonkeyPatch

@@ -1,12 +1,12 @@
 """Messages that are sent in one turn of the loop: sealed one after the other, and appended together.
 
-Fifty agents that speak at the same moment cost one job of the store, one wake-up of the links and one look at the room.
-Nobody waits for company: alone, a message goes with the next turn. Who gets a message, and what only its sender
+A hundred agents that speak at the same moment cost one job of the store, one wake-up of the links and one look at the
+room. Nobody waits for company: alone, a message goes with the next turn. Who gets a message, and what only its sender
 can be refused for, was decided before it gets here.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -27,10 +27,6 @@ from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
 __all__ = ["Gatherer", "Posting", "Waiting", "check_readable", "message_of"]
-
-
-# So many messages are not worth a second commit.
-_SPLIT_ABOVE: Final = 64
 
 
 class Waiting(Protocol):
@@ -79,29 +75,18 @@ class Gatherer:
         self._ack_timeout_ms = ack_timeout_ms
         self._tasks = TaskOwner("messages")
         self._asked_for: list[Posting] = []
-        self._is_posting = False
 
     def put(self, posting: Posting) -> None:
         """Send it with all that is put in before the loop comes round."""
         self._asked_for.append(posting)
-        if not self._is_posting:
-            self._is_posting = True
+        if len(self._asked_for) == 1:
             self._tasks.spawn(self._post_all(), name="post")
 
     async def _post_all(self) -> None:
-        try:
-            while self._asked_for:
-                # Half of a crowd: while its recipients' gateways are at work, the other half is made.
-                most = max(_SPLIT_ABOVE, len(self._asked_for) // 2)
-                postings, self._asked_for = self._asked_for[:most], self._asked_for[most:]
-                await self._post(postings)
-        finally:
-            self._is_posting = False
-
-    async def _post(self, postings: Sequence[Posting]) -> None:
+        asked_for, self._asked_for = self._asked_for, []
         turn = _Turn(now_ms=self._clock.now_ms())
         made: list[_Made] = []
-        for posting in postings:
+        for posting in asked_for:
             try:
                 made.append(self._make(posting, turn))
             except Exception as error:  # noqa: BLE001 - its caller is told; the others must not wait for ever
