@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import AgentStatus, Failover, NodeTier
 from agentpost.store.interface import Store
+from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import LedgerState, LocalAgent
 from agentpost.testing import FakeClock, FixedRoom, MemoryStore, SeededChance
 
@@ -60,11 +62,20 @@ def make_runtime(agent: LocalAgent) -> HandlerRuntime | PullRuntime:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
+def home(tmp_path: Path) -> Path:
+    """A directory that is its owner's alone."""
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def engine(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Engine]:
     clock, chance = FakeClock(), SeededChance(1)
     room = FixedRoom(clock)
     identity = room.add_node(NODE, tier=NodeTier.BACKBONE)
     store: Store = MemoryStore(node_id=NODE, epoch="epoch_1")
+    if request.param == "sqlite":
+        store = SqliteStore.open(home, node_id=NODE, epoch="epoch_1", now_ms=clock.now_ms())
     made = Engine(
         store=store,
         room=room,
@@ -83,6 +94,7 @@ async def engine() -> AsyncIterator[Engine]:
     yield made
     await made.drain()
     await made.close()
+    await store.close()
 
 
 async def until(is_so: Callable[[], bool]) -> None:

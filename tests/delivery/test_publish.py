@@ -1,7 +1,9 @@
 """Publishing: an agent's words become one sealed event with a delivery for each recipient, or nothing happens."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +11,7 @@ from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Wakeups
-from agentpost.delivery.publish import NO_ROUTE, Publisher, SendRequest
+from agentpost.delivery.publish import NO_ROUTE, Publisher, Receipt, SendRequest
 from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import (
@@ -29,7 +31,7 @@ from agentpost.protocol.timestamps import format_ms
 from agentpost.store.blobs import CHUNK_BYTES
 from agentpost.store.interface import Store
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import LocalAgent
+from agentpost.store.values import Appended, LocalAgent
 from agentpost.testing import START_MS, FakeClock, FixedRoom, MemoryStore, SeededChance, a_message
 from agentpost.world import IdMaker
 from tests.store.building import refused
@@ -580,3 +582,83 @@ async def test_no_word_of_a_message_is_on_the_disk(home: Path) -> None:
     held = all_bytes(home)
     assert b"evt_" in held
     assert b"green" not in held
+
+
+class Appends:
+    """Counts the appends of a store, and refuses those with an event of one of these recipients."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, *, unwanted: str | None = None) -> None:
+        self.sizes: list[int] = []
+        append = store.append
+
+        async def counted(events: Sequence[Event], **more: Any) -> Appended:
+            self.sizes.append(len(events))
+            if any(isinstance(event, MessageEvent) and unwanted in event.payload.to_agents for event in events):
+                raise Refusal(Code.TOO_LARGE, "no")
+            return await append(events, **more)
+
+        monkeypatch.setattr(store, "append", counted)
+
+
+@pytest.mark.req("PIPE-3", "ENV-2")
+async def test_what_is_said_in_one_turn_is_appended_together(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three agents speak at once: one append, in the order in which they spoke, and a receipt for each."""
+    appends = Appends(post.store, monkeypatch)
+    said = ["one", "two", "three"]
+    receipts = await asyncio.gather(
+        *(
+            post.publisher.send(to(agent, content=Content(body=body)))
+            for agent, body in zip(("bob", "cyd", "bob"), said, strict=True)
+        )
+    )
+    assert appends.sizes == [3]
+    assert [receipt.seq for receipt in receipts] == [1, 2, 3]
+    assert [event.event_id for event in post.events()] == [receipt.event_id for receipt in receipts]
+    assert [post.sealer(OWN).open(event).body for event in post.events()] == said
+    assert [receipt.recipients[0].node_id for receipt in receipts] == [PEER, THIRD, PEER]
+    assert all(post.states(receipt.event_id) for receipt in receipts)
+    assert post.heard.heard == [("outbox", 3), ("timer", 3)]
+
+
+@pytest.mark.req("ROUTE-4", "PIPE-3")
+async def test_who_is_refused_does_not_hold_up_the_others_of_its_turn(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One names nobody who exists, one is refused by the store: two others are sent all the same."""
+    Appends(post.store, monkeypatch, unwanted="cyd")
+    first, nobody, unwanted, last = await asyncio.gather(
+        *(post.publisher.send(to(agent)) for agent in ("bob", "eve", "cyd", "bob")), return_exceptions=True
+    )
+    assert isinstance(nobody, Refusal)
+    assert nobody.code is Code.INVALID_TARGETS
+    assert isinstance(unwanted, Refusal)
+    assert unwanted.code is Code.TOO_LARGE
+    assert isinstance(first, Receipt)
+    assert isinstance(last, Receipt)
+    assert [event.event_id for event in post.events()] == [first.event_id, last.event_id]
+
+
+@pytest.mark.req("PIPE-3")
+async def test_a_field_that_no_reader_takes_is_refused_beside_others_like_it(post: Post) -> None:
+    """A corrId of the wrong form is found although a message to the same agent was fine."""
+    fine, wrong = await asyncio.gather(
+        post.publisher.send(to("bob")),
+        post.publisher.send(replace(to("bob"), corr_id=CorrId("corr_nonsense"))),
+        return_exceptions=True,
+    )
+    assert isinstance(fine, Receipt)
+    assert isinstance(wrong, Refusal)
+    assert wrong.code is Code.INVALID_FIELD
+    assert len(post.events()) == 1
+
+
+@pytest.mark.req("PIPE-3")
+async def test_who_gives_up_waiting_does_not_hold_up_the_others(post: Post) -> None:
+    """A caller that is cancelled before its turn comes is alone in that: its neighbour has its receipt."""
+    impatient = asyncio.ensure_future(post.publisher.send(to("bob")))
+    patient = asyncio.ensure_future(post.publisher.send(to("cyd")))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    receipt = await patient
+    assert impatient.cancelled()
+    assert receipt.event_id in {event.event_id for event in post.events()}

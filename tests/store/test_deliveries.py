@@ -1,6 +1,7 @@
 """What became of what was sent: one record for each recipient, moved by the lifecycle."""
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code
@@ -47,6 +48,39 @@ async def test_a_change_moves_one_recipient_only(store: Store) -> None:
     assert (bob.due_at_ms, bob.accepted_at_ms, bob.closed_at_ms) == (START_MS + 900, START_MS + 500, None)
     assert (cleo.due_at_ms, cleo.accepted_at_ms, cleo.closed_at_ms) == (None, START_MS + 500, START_MS + 500)
     assert (dora.due_at_ms, dora.accepted_at_ms) == (START_MS + 20, None)
+
+
+@pytest.mark.req("ACK-3", "RTY-6")
+async def test_the_same_acks_find_each_delivery_where_it_is(store: Store) -> None:
+    """Five were processed, says one batch: one is new, one waits for a resend, one was accepted, two had ended."""
+    events = [a_message(number) for number in range(1, 6)]
+    for event in events:
+        await store.append([event], deliveries=deliveries_of(event, "bob", due_at_ms=START_MS + 20))
+    _, waiting, accepted, processed, dead = events
+    await store.append(
+        [],
+        changes=[
+            a_change(waiting, DeliverySignal.ACK_TIMEOUT),
+            a_change(accepted, DeliverySignal.ACCEPTED),
+            a_change(processed, DeliverySignal.PROCESSED),
+            a_change(dead, DeliverySignal.EXPIRED),
+        ],
+    )
+    said = [
+        replace(a_change(event, signal, due_at_ms=due), at_ms=START_MS + 700)
+        for event in events
+        for signal, due in ((DeliverySignal.ACCEPTED, START_MS + 900), (DeliverySignal.PROCESSED, None))
+    ]
+    await store.append([], changes=said)
+    found = [store.deliveries_of(event.event_id)[0] for event in events]
+    assert [(each.state, each.accepted_at_ms, each.closed_at_ms) for each in found] == [
+        (DeliveryState.PROCESSED, START_MS + 700, START_MS + 700),
+        (DeliveryState.PROCESSED, START_MS + 700, START_MS + 700),
+        (DeliveryState.PROCESSED, START_MS + 500, START_MS + 700),
+        (DeliveryState.PROCESSED, START_MS + 500, START_MS + 500),
+        (DeliveryState.DEAD_LETTER, None, START_MS + 500),
+    ]
+    assert store.next_due_at_ms() is None
 
 
 @pytest.mark.req("RTY-6")

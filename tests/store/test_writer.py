@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.store.database import Database
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.home import Home
@@ -241,6 +241,88 @@ async def test_on_a_slow_disk_the_loop_is_not_held_up(writer: Writer) -> None:
     """After a commit that took long, the next is not the loop's."""
     await writer.submit(lambda _: time.sleep(0.5), size=1)
     assert await writer.submit(lambda _: threading.get_ident(), size=1) != threading.get_ident()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No disk is too slow for the loop."""
+    monkeypatch.setattr("agentpost.store.writer._QUICK_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.req("ACK-3")
+async def test_what_was_promised_is_found_by_every_read(home: Path) -> None:
+    """Somebody heard of an ACK before it is durable here: whoever then asks is told no less."""
+    store = open_sqlite(home)
+    event = a_message(1)
+    await store.append([event], deliveries=deliveries_of(event, "bob"))
+    assert store.promises(1)
+    asked = store.append([], changes=[a_change(event, DeliverySignal.ACCEPTED)])
+    (delivery,) = store.deliveries_of(event.event_id)
+    assert delivery.state is DeliveryState.ACCEPTED
+    await asked
+    await store.close()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.req("ACK-3")
+async def test_a_promise_is_kept_before_a_crowd_goes_to_the_thread(writer: Writer) -> None:
+    """What was promised is written by the loop, whatever is asked for after it and before it."""
+    done: list[tuple[int, bool]] = []
+
+    def note(at: int) -> None:
+        done.append((at, threading.get_ident() == loop_thread))
+
+    loop_thread = threading.get_ident()
+    before = writer.submit(lambda _: note(0), size=100)
+    assert writer.promise(20)
+    promised = writer.submit(lambda _: note(1), size=20)
+    after = [writer.submit(lambda _, at=at: note(at), size=LONG) for at in (2, 3)]
+    assert done == [(0, True), (1, True)]
+    await asyncio.gather(before, promised, *after)
+    assert done[2:] == [(2, False), (3, False)]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_who_was_told_early_shares_the_commit_with_what_it_was_told(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever hears of a promise, and asks for something at once, costs no sync of its own."""
+    commits: list[None] = []
+    commit = Transaction.commit
+
+    def counted(transaction: Transaction) -> None:
+        commits.append(None)
+        commit(transaction)
+
+    async def ask(told: "asyncio.Future[None]") -> None:
+        await told
+        await asyncio.sleep(0)
+        await writer.submit(lambda _: None, size=1)
+
+    monkeypatch.setattr(Transaction, "commit", counted)
+    told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asking = asyncio.gather(ask(told))
+    await asyncio.sleep(0)
+    assert writer.promise(1)
+    told.set_result(None)
+    await writer.submit(lambda _: None, size=1)
+    await asking
+    assert len(commits) == 1
+
+
+@pytest.mark.usefixtures("quick")
+async def test_nothing_is_promised_that_the_thread_would_have_to_write(writer: Writer) -> None:
+    """Much work, and work behind a thread that is busy: those who want to hear of it wait until it is durable."""
+    assert not writer.promise(LONG)
+    with held(writer):
+        assert not writer.promise(1)
+
+
+async def test_nothing_is_promised_on_a_slow_disk(writer: Writer) -> None:
+    """Where a commit takes long the loop does not write, so reads could not wait for it."""
+    await writer.submit(lambda _: time.sleep(0.5), size=1)
+    assert not writer.promise(1)
 
 
 @pytest.mark.req("PIPE-3")

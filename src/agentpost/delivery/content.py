@@ -28,7 +28,6 @@ AnyPayload = TypeVar("AnyPayload", bound=Payload)
 
 _NAMES: Final = tuple(info.name for info in structs.fields(Content))
 _FREE_FORM: Final = ("context", "output")
-_TEXTS: Final = tuple(name for name in _NAMES if name not in _FREE_FORM)
 
 
 def _content_fields(cls: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -45,8 +44,8 @@ _NOTHING: Final[dict[type[Payload], dict[str, None]]] = {
     cls: dict.fromkeys(names) for cls, names in CONTENT_FIELDS.items()
 }
 # What has no place in a payload of this class.
-_FOREIGN: Final[dict[type[Payload], tuple[str, ...]]] = {
-    cls: tuple(name for name in _NAMES if name not in CONTENT_FIELDS.get(cls, ())) for cls in get_args(Payload)
+_FOREIGN: Final[dict[type[Payload], frozenset[str]]] = {
+    cls: frozenset(name for name in _NAMES if name not in CONTENT_FIELDS.get(cls, ())) for cls in get_args(Payload)
 }
 
 _encoder = msgspec.msgpack.Encoder()
@@ -75,26 +74,22 @@ def with_content(payload: AnyPayload, content: Content) -> AnyPayload:
 
 def check_fits(content: Content, kind: type[Payload]) -> None:
     """Refuse content with a field that this contract does not have: its reader would never see it."""
-    for name in _FOREIGN[kind]:
-        if getattr(content, name) is not None:
+    foreign = _FOREIGN[kind]
+    for name, value in zip(_NAMES, structs.astuple(content), strict=True):
+        if value is not None and name in foreign:
             said = _wire_name(name)
             raise Refusal(Code.INVALID_FIELD, f"{said} has no place in a {kind.__name__}", field=f"payload.{said}")
 
 
 def check_content(content: Content) -> None:
     """Refuse content that its readers could not decode."""
-    for name in _TEXTS:
-        text: object = getattr(content, name)
-        if text is None or (type(text) is str and text.isascii()):
+    for name, value in zip(_NAMES, structs.astuple(content), strict=True):
+        if value is None or (type(value) is str and value.isascii()):
             continue
-        if type(text) is not str:
-            field = f"payload.{_wire_name(name)}"
+        field = f"payload.{_wire_name(name)}"
+        if name not in _FREE_FORM and type(value) is not str:
             raise Refusal(Code.INVALID_FIELD, f"{field} must be text", field=field)
-        check_plain(text, field=f"payload.{_wire_name(name)}")
-    if content.context is not None:
-        check_plain(content.context, field="payload.context")
-    if content.output is not None:
-        check_plain(content.output, field="payload.output")
+        check_plain(value, field=field)
 
 
 def encode_content(content: Content) -> bytes:

@@ -90,6 +90,7 @@ class _Reading(Struct, kw_only=True):
     blobs: list[NewBlob] = []
     forged: list[Event] = []
     signals: list[SignalEvent] = []
+    settled_by_ms: int | None = None
 
 
 def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail]]:
@@ -137,6 +138,10 @@ class Intake:
             first, forged = reading.forged[0], len(reading.forged)
             kind = "forged_ack" if isinstance(first, AckEvent | ReplyEvent) else "forged_sender"
             await self.report(kind, batch.source_node_id, corr_id=first.corr_id, eventId=first.event_id, forged=forged)
+        kept = 0 if batch.mirror is None else len(batch.mirror.events)
+        if reading.changes and self._store.promises(len(reading.events) + kept):
+            # It is durable where it was said, and is read again from there if it is lost here.
+            self._wakeups.deliveries_heard(reading.changes)
         accepted = await self._store.accept(
             Acceptance(
                 source_node_id=batch.source_node_id,
@@ -200,12 +205,15 @@ class Intake:
                     field="sourceNodeId",
                     corr_id=event.corr_id,
                 )
+            if type(event) is AckEvent:
+                self._hear(event, raw, reading, room, now_ms)
+                continue
             acks: dict[str, Event] = {
                 agent_id: self._maker.ack(event, AckType.ACCEPTED, agent_id=agent_id)
                 for agent_id in recipients_of(event)
                 if agent_id in local and is_engaged_by(event, agent_id=agent_id, node_id=self._store.node_id)
             }
-            if (acks or isinstance(event, AckEvent | ReplyEvent)) and self._is_forged(event, source, room):
+            if (acks or isinstance(event, ReplyEvent)) and self._is_forged(event, source, room):
                 # It has its place in the stream, and no agent gets it. An honest one is sent again, and taken then.
                 reading.forged.append(event)
                 reading.events.append(Inbound(event=event, raw=raw, acks={}))
@@ -220,9 +228,38 @@ class Intake:
                 reading.blobs.append(NewBlob.of(source, event.payload_ref, acks))
             if isinstance(event, SignalEvent):
                 reading.signals.append(event)
-            elif isinstance(event, AckEvent | ReplyEvent):
-                reading.changes.append(self._change_of(event, now_ms))
+            elif isinstance(event, ReplyEvent):
+                reading.changes.append(_reply_change(event, now_ms))
         return reading
+
+    def _hear(self, ack: AckEvent, raw: bytes, reading: _Reading, room: RoomSnapshot, now_ms: int) -> None:
+        """Take what a receiver says of an event that was sent from here."""
+        said, source = ack.payload, ack.source_node_id
+        known = room.agents.get(said.acked_by_agent_id)
+        is_of_owner = known is not None and known.owner_node_id == source == said.acked_by_node_id
+        if not is_of_owner and self._is_forged(ack, source, room):
+            reading.forged.append(ack)
+            reading.events.append(Inbound(event=ack, raw=raw))
+            return
+        is_answer = said.ref_kind is Kind.TASK_ACCEPT and concerns_a_task(ack)
+        reading.events.append(Inbound(event=ack, raw=raw, desk=Desk() if is_answer else None))
+        due_at_ms: int | None = None
+        if said.ack_type is AckType.ACCEPTED:
+            if said.ref_kind is Kind.TASK_CREATE or said.eta_at is not None or said.eta_seconds is not None:
+                due_at_ms = self._settled_by_ms(ack, now_ms)
+            else:
+                # The same for all that promise nothing.
+                due_at_ms = reading.settled_by_ms = reading.settled_by_ms or self._settled_by_ms(ack, now_ms)
+        reading.changes.append(
+            Change(
+                event_id=said.ref_event_id,
+                to_agent_id=said.acked_by_agent_id,
+                signal=_SIGNALS[said.ack_type],
+                at_ms=now_ms,
+                due_at_ms=due_at_ms,
+                reason=said.reason,
+            )
+        )
 
     def _is_forged(self, event: Event, source: str, room: RoomSnapshot) -> bool:
         """Whether the source speaks for an agent of somebody else (ENV-8, PIPE-2).
@@ -247,26 +284,6 @@ class Intake:
         rule = room.routing.get(agent_id)
         return rule is None or source not in rule.fallback_node_ids
 
-    def _change_of(self, event: AckEvent | ReplyEvent, now_ms: int) -> Change:
-        if isinstance(event, ReplyEvent):
-            return Change(
-                event_id=event.payload.ref_event_id,
-                to_agent_id=event.source_agent_id,
-                signal=DeliverySignal.REPLY,
-                at_ms=now_ms,
-                answered_by_event_id=event.event_id,
-            )
-        ack = event.payload
-        is_accepted = ack.ack_type is AckType.ACCEPTED
-        return Change(
-            event_id=ack.ref_event_id,
-            to_agent_id=ack.acked_by_agent_id,
-            signal=_SIGNALS[ack.ack_type],
-            at_ms=now_ms,
-            due_at_ms=self._settled_by_ms(event, now_ms) if is_accepted else None,
-            reason=ack.reason,
-        )
-
     def _settled_by_ms(self, ack: AckEvent, now_ms: int) -> int:
         """Until when an outcome has to follow (ACK-4). A task says more about that than an ACK without an ETA."""
         said: Event = ack
@@ -274,3 +291,13 @@ class Intake:
             stored = self._store.find_event(ack.payload.ref_event_id)
             said = ack if stored is None else decode_event(stored.raw)
         return sla_due_at_ms(said, accepted_at_ms=now_ms, policy=self._policy)
+
+
+def _reply_change(reply: ReplyEvent, now_ms: int) -> Change:
+    return Change(
+        event_id=reply.payload.ref_event_id,
+        to_agent_id=reply.source_agent_id,
+        signal=DeliverySignal.REPLY,
+        at_ms=now_ms,
+        answered_by_event_id=reply.event_id,
+    )

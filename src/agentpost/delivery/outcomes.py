@@ -22,16 +22,28 @@ _NOT_THE_END: Final = frozenset({DeliverySignal.ACCEPTED, DeliverySignal.ACK_TIM
 class _Expected(Struct, kw_only=True):
     """One event that somebody waits for, since before it was sent."""
 
-    missing: set[str]
-    last_words: dict[str, Change]
-    ended: "asyncio.Future[dict[str, Change]]"
+    ended: "asyncio.Future[tuple[Receipt, dict[str, Change]]]"
+    missing: set[str] = set()
+    last_words: dict[str, Change] = {}
+    receipt: Receipt | None = None
+
+    def sent(self, receipt: Receipt) -> None:
+        self.receipt = receipt
+        self._look()
+
+    def refused(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
     def heard(self, change: Change) -> None:
         # The first word that ends a delivery is the last one that counts.
         self.last_words.setdefault(change.to_agent_id, change)
         self.missing.discard(change.to_agent_id)
-        if not self.missing and not self.ended.done():
-            self.ended.set_result(self.last_words)
+        self._look()
+
+    def _look(self) -> None:
+        if self.receipt is not None and not self.missing and not self.ended.done():
+            self.ended.set_result((self.receipt, self.last_words))
 
 
 class Outcomes:
@@ -43,25 +55,39 @@ class Outcomes:
         self._expected: dict[EventId, _Expected] = {}
         self._waiting: dict[EventId, list[asyncio.Future[None]]] = {}
         self._is_released = False
-        wakeups.listen(moved=self._moved)
+        wakeups.listen(moved=self._moved, heard=self._heard)
 
     async def send(self, request: SendRequest) -> tuple[Receipt, dict[str, Change]]:
         """Send a message and wait until it has ended for all its recipients: the last word about each of them.
 
         Whoever gives up waiting has sent it all the same.
         """
-        expected: list[EventId] = []
+        expected = _Expected(ended=asyncio.get_running_loop().create_future())
+        posting = self._publisher.hand_in(request, expected)
+        if posting is None:
+            return await self._send_alone(request, expected)
+        # Before the loop comes round, so before anybody else can hear of it.
+        expected.missing.update(posting.placement.to_agents)
+        self._expected[posting.event_id] = expected
+        try:
+            return await expected.ended
+        finally:
+            del self._expected[posting.event_id]
+
+    async def _send_alone(self, request: SendRequest, expected: _Expected) -> tuple[Receipt, dict[str, Change]]:
+        """The same for a message that is more than one event for agents that exist."""
+        sent: list[EventId] = []
 
         def expect(event_id: EventId, to_agents: Sequence[str]) -> None:
-            expected.append(event_id)
-            future = asyncio.get_running_loop().create_future()
-            self._expected[event_id] = _Expected(missing=set(to_agents), last_words={}, ended=future)
+            sent.append(event_id)
+            expected.missing.update(to_agents)
+            self._expected[event_id] = expected
 
         try:
-            receipt = await self._publisher.send(request, before=expect)
-            return receipt, await self._expected[receipt.event_id].ended
+            expected.sent(await self._publisher.send(request, before=expect))
+            return await expected.ended
         finally:
-            for event_id in expected:
+            for event_id in sent:
                 del self._expected[event_id]
 
     async def ended(self, event_id: EventId) -> list[Delivery]:
@@ -94,15 +120,19 @@ class Outcomes:
             if not waiting:
                 del self._waiting[event_id]
 
+    def _heard(self, changes: Sequence[Change]) -> None:
+        if self._expected:
+            for change in changes:
+                expected = self._expected.get(change.event_id)
+                if expected is not None and change.signal not in _NOT_THE_END:
+                    expected.heard(change)
+
     def _moved(self, changes: Sequence[Change]) -> None:
-        if not self._waiting and not self._expected:
-            return
-        for change in changes:
-            if change.signal in _NOT_THE_END:
-                continue
-            if (expected := self._expected.get(change.event_id)) is not None:
-                expected.heard(change)
-            self._wake(change.event_id)
+        self._heard(changes)
+        if self._waiting:
+            for change in changes:
+                if change.signal not in _NOT_THE_END:
+                    self._wake(change.event_id)
 
     def _wake(self, event_id: EventId) -> None:
         for moved in self._waiting.pop(event_id, ()):

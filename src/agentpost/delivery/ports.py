@@ -143,6 +143,7 @@ class Wakeups:
         self._on_mail: list[Callable[[str, Sequence[Mail]], None]] = []
         self._on_timer: list[Callable[[int], None]] = []
         self._on_moved: list[Callable[[Sequence[Change]], None]] = []
+        self._on_heard: list[Callable[[Sequence[Change]], None]] = []
         self._on_taken: list[Callable[[Accepted], None]] = []
         self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
         self._on_tasks: list[Callable[[Sequence[TaskId]], None]] = []
@@ -155,13 +156,15 @@ class Wakeups:
         mail: Callable[[str, Sequence[Mail]], None] | None = None,
         timer: Callable[[int], None] | None = None,
         moved: Callable[[Sequence[Change]], None] | None = None,
+        heard: Callable[[Sequence[Change]], None] | None = None,
         taken: Callable[[Accepted], None] | None = None,
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
         tasks: Callable[[Sequence[TaskId]], None] | None = None,
     ) -> None:
         """`outbox`: events were appended, and whether they are in a hurry. `inbox`: this agent has something new.
         `mail`: the same, with the mail as far as it is at hand. `timer`: deliveries got timers, and when the first of
-        them runs out. `moved`: deliveries heard these signals. `taken`: a batch was accepted. `signals`: other
+        them runs out. `moved`: deliveries heard these signals. `heard`: they are about to, and whoever reads the store
+        finds that they did. `taken`: a batch was accepted. `signals`: other
         gateways said these. `tasks`: others changed these tasks."""
         if outbox is not None:
             self._on_outbox.append(outbox)
@@ -173,6 +176,8 @@ class Wakeups:
             self._on_timer.append(timer)
         if moved is not None:
             self._on_moved.append(moved)
+        if heard is not None:
+            self._on_heard.append(heard)
         if taken is not None:
             self._on_taken.append(taken)
         if signals is not None:
@@ -199,6 +204,10 @@ class Wakeups:
 
     def deliveries_moved(self, changes: Sequence[Change]) -> None:
         for tell in self._on_moved:
+            tell(changes)
+
+    def deliveries_heard(self, changes: Sequence[Change]) -> None:
+        for tell in self._on_heard:
             tell(changes)
 
     def batch_taken(self, accepted: Accepted) -> None:

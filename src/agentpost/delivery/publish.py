@@ -14,20 +14,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
+from agentpost.delivery.gathering import Gatherer, Posting, Waiting, check_readable, message_of
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.placing import Placement, Placer, RecipientReceipt, engaged_by
+from agentpost.delivery.messages import Receipt, RecipientReceipt, SendRequest
+from agentpost.delivery.placing import Placement, Placer, engaged_by
 from agentpost.delivery.policy import earliest_due_ms, in_time
 from agentpost.delivery.ports import Content, RoomView, Wakeups
 from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
 from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS
-from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.delivery import Change, Delivery
-from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent, is_expired
+from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import CorrId, EventId, corr_id_of
-from agentpost.protocol.payloads import Message, Priority, Reply
-from agentpost.protocol.routing import Rejected, RouteRequest
-from agentpost.protocol.timestamps import format_ms
+from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.payloads import Message, Reply
+from agentpost.protocol.routing import RouteRequest
+from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.blobs import SealedBlob
 from agentpost.store.interface import Store
 from agentpost.store.values import Appended, Incident, NamedPayload, Note, ResentLetter
@@ -44,29 +45,6 @@ _log = logging.getLogger(__name__)
 _CHUNKS_AT_ONCE: Final = 16
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
-
-
-class SendRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A message that a local agent wants sent: to agents by name (or "all"), or to whoever has the capabilities."""
-
-    source_agent_id: str
-    to_agents: tuple[str, ...] = ()
-    required_capabilities: tuple[str, ...] = ()
-    content: Content = Content()
-    priority: Priority = Priority.NORMAL
-    expects_reply: bool = False
-    expires_at: str | None = None
-    corr_id: CorrId | None = None
-
-
-class Receipt(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A message is durable here, at `seq`. It says for each recipient where it goes; `rejected` get nothing."""
-
-    event_id: EventId
-    corr_id: CorrId
-    seq: int
-    recipients: tuple[RecipientReceipt, ...]
-    rejected: tuple[Rejected, ...] = ()
 
 
 Before = Callable[[EventId, Sequence[str]], None]
@@ -96,6 +74,14 @@ class Publisher:
         self._wakeups = wakeups
         self._max_inline_bytes = max_inline_bytes
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
+        self._gatherer = Gatherer(
+            store=store,
+            room=room,
+            sealer=sealer,
+            clock=clock,
+            wakeups=wakeups,
+            ack_timeout_ms=self._ack_timeout_ms,
+        )
         # Hears of every request that no agent could be found for, and the name of the case.
         self.route_missed: Callable[[RouteRequest, CorrId], None] | None = None
 
@@ -117,18 +103,48 @@ class Publisher:
         what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
         names nobody who exists is refused, and nothing is written (ROUTE-4 to ROUTE-7).
         """
+        if before is None and event_id is None and not notes:
+            waiting = _ForReceipt(asyncio.get_running_loop().create_future())
+            if self.hand_in(request, waiting) is not None:
+                return await waiting.receipt
+        placement, now_ms = self._place_message(request)
+        event = message_of(
+            request,
+            placement,
+            event_id=event_id or self._ids.make(EventId),
+            source_node_id=self._store.node_id,
+            created_at=format_ms(now_ms),
+        )
+        if before is not None:
+            before(event.event_id, placement.to_agents)
+        (receipt,) = await self.post([(event, placement, request.content)], notes=notes)
+        return receipt
+
+    def hand_in(self, request: SendRequest, waiting: Waiting) -> Posting | None:
+        """Have a message sent with all others of this turn; `waiting` hears of it, later than this returns.
+
+        None, and nothing happens, for one that needs more than a place in the outbox: it has to go by `send`.
+        """
+        placement, _ = self._place_message(request)
+        check_fits(request.content, Message)
+        encoded = encode_content(request.content)
+        if placement.unroutable or len(encoded) > self._max_inline_bytes:
+            return None
+        posting = Posting(
+            event_id=self._ids.make(EventId), request=request, placement=placement, encoded=encoded, waiting=waiting
+        )
+        self._gatherer.put(posting)
+        return posting
+
+    def _place_message(self, request: SendRequest) -> tuple[Placement, int]:
         wanted = RouteRequest(
             source_agent_id=request.source_agent_id,
             to_agents=request.to_agents,
             required_capabilities=request.required_capabilities,
         )
         placement, now_ms = self.place(wanted)
-        event = self._message(request, placement, now_ms, event_id or self._ids.make(EventId))
-        _check_in_time(event, now_ms)
-        if before is not None:
-            before(event.event_id, placement.to_agents)
-        (receipt,) = await self.post([(event, placement, request.content)], notes=notes)
-        return receipt
+        _check_in_time(request.expires_at, now_ms)
+        return placement, now_ms
 
     def place(self, wanted: RouteRequest) -> tuple[Placement, int]:
         """Who gets what a local agent wants to say, and when that was decided."""
@@ -257,7 +273,7 @@ class Publisher:
         """
         check_fits(content, type(event.payload))
         if type(event.payload) not in CONTENT_FIELDS:
-            _check_readable(event)
+            check_readable(event)
             return event
         # The event may be another's words sent anew: nothing of an earlier seal must stay beside this one.
         encoded = encode_content(content)
@@ -265,7 +281,7 @@ class Publisher:
             sealed = self._sealer.seal_bytes(encoded, event_id=event.event_id, to_nodes=event.to_nodes)
             payload: Any = without_content(event.payload, sealed=sealed)
             event = replace(event, payload=payload, payload_ref=None)
-            _check_readable(event)
+            check_readable(event)
             return event
         if len(encoded) > MAX_CONTENT_BYTES:
             raise Refusal(
@@ -277,7 +293,7 @@ class Publisher:
         ref, blob = self._sealer.seal_blob(encoded, event_id=event.event_id, to_nodes=event.to_nodes)
         bare: Any = without_content(event.payload)
         event = replace(event, payload=bare, payload_ref=ref)
-        _check_readable(event)
+        check_readable(event)
         await self._keep_blob(blob)
         await self._store.name_payloads([NamedPayload.of(ref, self._store.node_id)])
         return event
@@ -289,24 +305,6 @@ class Publisher:
         everybody: dict[str, str | None] = dict.fromkeys(_recipients_of(event))
         trace = replace(event.trace, engaged_by=engaged_by({**everybody, **nodes}))
         return replace(self._sealer.share(event, to_nodes=to_nodes), to_nodes=to_nodes, trace=trace)
-
-    def _message(self, request: SendRequest, placement: Placement, now_ms: int, event_id: EventId) -> MessageEvent:
-        return MessageEvent(
-            event_id=event_id,
-            source_node_id=self._store.node_id,
-            source_agent_id=request.source_agent_id,
-            to_nodes=placement.to_nodes,
-            corr_id=corr_id_of(event_id) if request.corr_id is None else request.corr_id,
-            created_at=format_ms(now_ms),
-            expires_at=request.expires_at,
-            trace=placement.trace,
-            payload=Message(
-                to_agents=placement.to_agents,  # ROUTE-8: the actual recipients
-                required_capabilities=request.required_capabilities,
-                priority=request.priority,
-                expects_reply=request.expects_reply,
-            ),
-        )
 
     def _expect_local(self, agent_id: str) -> None:
         if agent_id not in self._store.local_agent_ids():
@@ -367,15 +365,20 @@ def _recipients_of(event: Event) -> tuple[str, ...]:
     return () if event.to_agent_id is None else (event.to_agent_id,)
 
 
-def _check_in_time(event: Event, now_ms: int) -> None:
-    if is_expired(event, now_ms=now_ms):
-        raise Refusal(Code.EXPIRED, f"expiresAt {event.expires_at} has passed already", field="expiresAt")
+def _check_in_time(expires_at: str | None, now_ms: int) -> None:
+    if expires_at is not None and parse_ms(expires_at, field="expiresAt") <= now_ms:
+        raise Refusal(Code.EXPIRED, f"expiresAt {expires_at} has passed already", field="expiresAt")
 
 
-def _check_readable(event: Event) -> None:
-    """Refuse an event that its readers would refuse: once in the outbox, it could not be taken back."""
-    try:
-        raw = encode_event(event)
-    except (OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise Refusal(Code.INVALID_FIELD, f"the event cannot be encoded: {error}", field="event") from None
-    decode_event(raw)
+class _ForReceipt(Struct):
+    """Waits for a receipt and nothing else."""
+
+    receipt: "asyncio.Future[Receipt]"
+
+    def sent(self, receipt: Receipt) -> None:
+        if not self.receipt.done():
+            self.receipt.set_result(receipt)
+
+    def refused(self, error: Exception) -> None:
+        if not self.receipt.done():
+            self.receipt.set_exception(error)

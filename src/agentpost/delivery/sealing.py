@@ -14,11 +14,12 @@ from typing import Any, Final, TypeVar, cast
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.content import content_of, decode_content, encode_content
 from agentpost.delivery.ports import Content, RoomView
-from agentpost.delivery.wrapping import KEY_BYTES, NONCE_BYTES, KeyWrapper
+from agentpost.delivery.wrapping import KEY_BYTES, NONCE_BYTES, KeyWrapper, WrapFor
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
@@ -27,7 +28,7 @@ from agentpost.store.blobs import SealedBlob, open_blob, seal_blob
 from agentpost.store.interface import Store
 from agentpost.world import Chance, Clock
 
-__all__ = ["MAX_CONTENT_BYTES", "MAX_PAYLOAD_BYTES", "SUITE", "Sealer"]
+__all__ = ["MAX_CONTENT_BYTES", "MAX_PAYLOAD_BYTES", "SUITE", "SealFor", "Sealer"]
 
 SUITE: Final = "x25519-hkdf-sha256-aes256gcm"
 MAX_CONTENT_BYTES: Final = 64 * 1024 * 1024
@@ -37,6 +38,25 @@ _COMMITMENT: Final = bytes(32)
 MAX_PAYLOAD_BYTES: Final = MAX_CONTENT_BYTES + 1024 * 1024
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
+
+
+class SealFor(Struct, frozen=True, kw_only=True):
+    """Seals content for some gateways. To be used in the turn of the loop in which it was made, and not kept."""
+
+    node_id: str
+    chance: Chance
+    wrap_for: WrapFor
+
+    def seal(self, encoded: bytes, *, event_id: EventId) -> Sealed:
+        bound_to = _bound_to(event_id, self.node_id)
+        drawn = self.chance.entropy(KEY_BYTES + 2 * NONCE_BYTES)
+        key, nonce = drawn[:KEY_BYTES], drawn[KEY_BYTES : KEY_BYTES + NONCE_BYTES]
+        return Sealed(
+            suite=SUITE,
+            keys=self.wrap_for.wrap(key, drawn[KEY_BYTES + NONCE_BYTES :], bound_to),
+            nonce=nonce,
+            ciphertext=AESGCM(key).encrypt(nonce, _COMMITMENT + encoded, bound_to),
+        )
 
 
 class Sealer:
@@ -67,15 +87,11 @@ class Sealer:
 
     def seal_bytes(self, encoded: bytes, *, event_id: EventId, to_nodes: Sequence[str]) -> Sealed:
         """The same for content that is encoded already."""
-        bound_to = _bound_to(event_id, self._node_id)
-        drawn = self._chance.entropy(KEY_BYTES + 2 * NONCE_BYTES)
-        key, nonce = drawn[:KEY_BYTES], drawn[KEY_BYTES : KEY_BYTES + NONCE_BYTES]
-        return Sealed(
-            suite=SUITE,
-            keys=self._wrapper.wrap(key, drawn[KEY_BYTES + NONCE_BYTES :], to_nodes=to_nodes, bound_to=bound_to),
-            nonce=nonce,
-            ciphertext=AESGCM(key).encrypt(nonce, _COMMITMENT + encoded, bound_to),
-        )
+        return self.seal_for(to_nodes).seal(encoded, event_id=event_id)
+
+    def seal_for(self, to_nodes: Sequence[str]) -> "SealFor":
+        """Seals for these gateways and this one, for as long as the room does not change. Refused as `seal` is."""
+        return SealFor(node_id=self._node_id, chance=self._chance, wrap_for=self._wrapper.wrap_for(to_nodes))
 
     def seal_blob(self, encoded: bytes, *, event_id: EventId, to_nodes: Sequence[str]) -> tuple[PayloadRef, SealedBlob]:
         """Content too large for an event: the reference that goes into the event, and the chunks to store first."""

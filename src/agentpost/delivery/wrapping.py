@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Struct
 
 from agentpost.delivery.ports import RoomView
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.world import Chance, Clock
 
-__all__ = ["KEY_BYTES", "NONCE_BYTES", "RENEW_AFTER_MS", "KeyWrapper"]
+__all__ = ["KEY_BYTES", "NONCE_BYTES", "RENEW_AFTER_MS", "KeyWrapper", "WrapFor"]
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
@@ -31,6 +32,17 @@ _PURPOSE: Final = b"agentpost key wrap 1\0"
 _TAG_BYTES: Final = 16
 _WRAPPED_BYTES: Final = KEY_BYTES + NONCE_BYTES + KEY_BYTES + _TAG_BYTES
 _KEPT: Final = 4096
+
+
+class WrapFor(Struct, frozen=True, kw_only=True):
+    """The KEKs of some gateways. To be used in the turn of the loop in which it was made, and not kept."""
+
+    ephemeral_public: bytes
+    keks: list[tuple[str, AESGCM]]
+
+    def wrap(self, key: bytes, nonce: bytes, bound_to: bytes) -> dict[str, bytes]:
+        prefix = self.ephemeral_public + nonce
+        return {node_id: prefix + kek.encrypt(nonce, key, bound_to) for node_id, kek in self.keks}
 
 
 class KeyWrapper:
@@ -57,13 +69,14 @@ class KeyWrapper:
 
         `nonce` must be new; it serves all of them, because each has a KEK of its own.
         """
+        return self.wrap_for(to_nodes).wrap(key, nonce, bound_to)
+
+    def wrap_for(self, to_nodes: Iterable[str]) -> "WrapFor":
+        """Wraps keys for these gateways and this one, for as long as the room does not change."""
         if self._clock.monotonic_ms() - self._renewed_at_ms >= RENEW_AFTER_MS:
             self._renew()
-        prefix = self._ephemeral_public + nonce
-        return {
-            node_id: prefix + self._kek_for(node_id).encrypt(nonce, key, bound_to)
-            for node_id in dict.fromkeys((self.node_id, *to_nodes))
-        }
+        keks = [(node_id, self._kek_for(node_id)) for node_id in dict.fromkeys((self.node_id, *to_nodes))]
+        return WrapFor(ephemeral_public=self._ephemeral_public, keks=keks)
 
     def unwrap(self, wrapped: bytes, *, bound_to: bytes) -> bytes | None:
         """The key, or None if it was not wrapped for this gateway and this event, or was altered."""

@@ -81,22 +81,31 @@ def encode_json_event(event: Event) -> bytes:
 
 def decode_event(raw: bytes) -> Event:
     """The event that these msgpack bytes say, checked."""
-    return _decode(raw, _decoder, as_json=False)
+    # Runs once for every event that is read: the usual way has no calls that it can do without.
+    if len(raw) > MAX_EVENT_BYTES:
+        raise _too_large(raw)
+    try:
+        event: Event = _decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return _finish(_decode_carefully(raw, as_json=False))
+    if event.unknown is not UNSET:
+        event = _decode_carefully(raw, as_json=False)
+    if not event.corr_id:
+        return _finish(event)
+    check(event)
+    return event
 
 
 def decode_json_event(raw: bytes) -> Event:
     """The event that this JSON says, checked."""
-    return _decode(raw, _json_decoder, as_json=True)
-
-
-def _decode(raw: bytes, decoder: Any, *, as_json: bool) -> Event:
-    _check_size(raw)
+    if len(raw) > MAX_EVENT_BYTES:
+        raise _too_large(raw)
     try:
-        event = cast(Event, decoder.decode(raw))
+        event: Event | None = _json_decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError, ValueError):
         event = None
     if event is None or event.unknown is not UNSET:
-        event = _decode_carefully(raw, as_json=as_json)
+        event = _decode_carefully(raw, as_json=True)
     return _finish(event)
 
 
@@ -198,9 +207,8 @@ def _place_of(raw: bytes) -> tuple[int | None, str | None]:
     )
 
 
-def _check_size(raw: bytes) -> None:
-    if len(raw) > MAX_EVENT_BYTES:
-        raise Refusal(Code.TOO_LARGE, f"the event has {len(raw)} bytes; {MAX_EVENT_BYTES} is the most", field="event")
+def _too_large(raw: bytes) -> Refusal:
+    return Refusal(Code.TOO_LARGE, f"the event has {len(raw)} bytes; {MAX_EVENT_BYTES} is the most", field="event")
 
 
 def _finish(event: Event) -> Event:

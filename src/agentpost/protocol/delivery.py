@@ -12,7 +12,7 @@ from agentpost.protocol.machine import walk
 __all__ = ["Change", "Delivery", "advance"]
 
 
-class Delivery(Struct, frozen=True, kw_only=True):
+class Delivery(Struct, frozen=True, kw_only=True, gc=False):
     """What became of one event for one recipient.
 
     `seq` is its latest place in the outbox. `due_at_ms` is when a timer has to look at it again: the next resend
@@ -37,7 +37,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, kw_only=True, gc=False):
     """A signal for one delivery, when it came, and what it brought.
 
     `to_node_id` is set by a resend that goes to another gateway than before, with the decision that led there.

@@ -215,8 +215,11 @@ def _check_message(event: MessageEvent) -> None:
 
 def _check_ack(event: AckEvent) -> None:
     ack = event.payload
-    _check_event_id(ack.ref_event_id, "payload.refEventId")
-    _check_times(ackedAt=ack.acked_at, etaAt=ack.eta_at)
+    if not _EVENT_ID_MATCH(ack.ref_event_id):
+        _check_event_id(ack.ref_event_id, "payload.refEventId")
+    # Mostly the time at which it was made, which was looked at.
+    if ack.acked_at != event.created_at or ack.eta_at is not None:
+        _check_times(ackedAt=ack.acked_at, etaAt=ack.eta_at)
 
 
 def _check_reply(event: ReplyEvent) -> None:

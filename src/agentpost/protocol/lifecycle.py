@@ -19,6 +19,9 @@ __all__ = ["ARROWS", "DELIVERY", "DeliverySignal", "DeliveryState"]
 
 
 class DeliveryState(StrEnum):
+    # That of an enum is a function in Python, and these are looked up with every ACK.
+    __hash__ = str.__hash__
+
     EMITTED = "Emitted"
     ACCEPTED = "Accepted"
     RETRY_PENDING = "RetryPending"
@@ -29,6 +32,8 @@ class DeliveryState(StrEnum):
 
 
 class DeliverySignal(StrEnum):
+    __hash__ = str.__hash__
+
     ACCEPTED = "ack:accepted"
     PROCESSED = "ack:processed"
     FAILED_TERMINAL = "ack:failed_terminal"

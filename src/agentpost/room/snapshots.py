@@ -37,10 +37,15 @@ class SnapshotMaker:
         self._keys = keys
         self._presence = presence
         self._made: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._latest: tuple[tuple[int, int], RoomSnapshot] | None = None
 
     def make(self) -> RoomSnapshot:
-        versions = (*(self._table.version(name) for name in _READ), self._presence.version)
-        return self._kept("snapshot", versions, self._snapshot)
+        # Asked for with every message, and mostly nothing at all has changed since.
+        seen = (self._table.changes, self._presence.version)
+        if self._latest is None or self._latest[0] != seen:
+            versions = (*(self._table.version(name) for name in _READ), seen[1])
+            self._latest = (seen, self._kept("snapshot", versions, self._snapshot))
+        return self._latest[1]
 
     def _snapshot(self) -> RoomSnapshot:
         return RoomSnapshot(

@@ -19,6 +19,8 @@ class RecordTable:
         self._items: dict[tuple[str, str], ItemId] = {}
         self._held: Counter[tuple[str, str]] = Counter()
         self._versions: Counter[str] = Counter()
+        # Grows with every change of any map.
+        self.changes = 0
 
     def get(self, map_name: str, key: str) -> Record | None:
         return self._records[map_name].get(key)
@@ -46,6 +48,7 @@ class RecordTable:
             records[key] = record
             self._held[map_name, record["signedBy"]] += 1
         self._versions[map_name] += 1
+        self.changes += 1
 
     def item(self, map_name: str, key: str) -> ItemId | None:
         """The Yjs item that is visible under the key; also where its record did not verify."""

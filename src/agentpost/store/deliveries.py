@@ -1,10 +1,11 @@
 """The deliveries table: the sender's view of each recipient. What a signal does is decided by the protocol."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.delivery import Change, Delivery, advance
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
 from agentpost.store.rules import move_deliveries, not_resendable
@@ -25,6 +26,12 @@ __all__ = [
 ]
 
 
+# What receivers say, in answer to an event that was sent. The rest is decided here, about deliveries that were read.
+_HEARD: Final = frozenset(
+    {DeliverySignal.ACCEPTED, DeliverySignal.PROCESSED, DeliverySignal.FAILED_TERMINAL, DeliverySignal.REPLY}
+)
+
+
 def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[EventId, int]) -> list[Change]:
     """Move the deliveries that the changes speak of; gives back the changes that speak of none (orphans).
 
@@ -33,6 +40,9 @@ def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[Ev
     if not changes:
         return []
     tx.flush()
+    changes = _move_as_expected(tx.database, changes)
+    if not changes:
+        return []
     found = {
         (delivery.event_id, delivery.to_agent_id): delivery
         for delivery in _deliveries_of(tx.database, {change.event_id for change in changes})
@@ -46,6 +56,51 @@ def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[Ev
     for how, pairs in alike.items():
         tx.database.run_packed(SQL.move_deliveries, how, pairs)
     return orphans
+
+
+def _move_as_expected(database: Database, changes: Sequence[Change]) -> Sequence[Change]:
+    """Move the deliveries that stand where an ACK mostly finds them, unseen; gives the changes of all the others.
+
+    What a receiver says again changes nothing, so it does not matter that some of a group were moved already.
+    """
+    heard: dict[str, tuple[Change, ...]] = {}
+    for change in changes:
+        if change.signal not in _HEARD:
+            return changes
+        pair = change.event_id + change.to_agent_id
+        before = heard.get(pair)
+        heard[pair] = (change,) if before is None else (*before, change)
+    alike: dict[Row, list[str]] = {}
+    for pair, said in heard.items():
+        alike.setdefault(tuple([_news(change) for change in said]), []).append(pair)
+    unexpected: set[str] = set()
+    for pairs in alike.values():
+        said = heard[pairs[0]]
+        before = DeliveryState.EMITTED if said[0].signal is DeliverySignal.ACCEPTED else DeliveryState.ACCEPTED
+        after = Delivery(event_id=said[0].event_id, to_agent_id=said[0].to_agent_id, state=before)
+        for change in said:
+            after = advance(after, change)
+        rows = database.changed_rows()
+        database.run_packed(
+            SQL.move_expected,
+            (
+                after.state.value,
+                after.due_at_ms,
+                after.accepted_at_ms,
+                after.closed_at_ms,
+                after.answered_by_event_id,
+                after.reason,
+                before.value,
+            ),
+            pairs,
+        )
+        if database.changed_rows() - rows != len(pairs):
+            unexpected.update(pairs)
+    return [change for change in changes if change.event_id + change.to_agent_id in unexpected] if unexpected else []
+
+
+def _news(change: Change) -> Row:
+    return (change.signal, change.at_ms, change.due_at_ms, change.answered_by_event_id, change.reason)
 
 
 def _moved_row(delivery: Delivery, *, is_elsewhere: bool) -> Row:

@@ -145,6 +145,14 @@ class Store(ExternalStore, Protocol):
 
     # The inbox and its ledger
 
+    def promises(self, events: int) -> bool:
+        """Whether what is asked for next, about so many events, will be found by every read on this loop from now on.
+
+        Then whoever is interested can be told of it at once: it is written before anything else happens. Only what
+        would be heard of again after a crash may be told so early.
+        """
+        ...
+
     def accept(self, batch: Acceptance) -> Awaitable[Accepted]:
         """Take a batch from a source: inbox, ledger, ACKs and cursor move together, or not at all (CUR-2)."""
         ...

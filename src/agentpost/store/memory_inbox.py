@@ -54,6 +54,9 @@ class MemoryInbox(MemoryOutbox):
         self._cursors: dict[str, Cursor] = {}
         self._quarantine: list[QuarantineEntry] = []
 
+    def promises(self, events: int) -> bool:
+        return False
+
     async def accept(self, batch: Acceptance) -> Accepted:
         self._check_open()
         at = self.cursor(batch.source_node_id)

@@ -167,11 +167,10 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def read_outbox(
         self, after_seq: int, *, limit: int = 256, max_bytes: int = 1_048_576, may_lag: bool = False
     ) -> OutboxSlice:
-        reader = self._reader()
         if may_lag and self._has_tail_after(after_seq):
-            floor = self._floor(None, lambda: outbox.floor(reader))
+            floor = self._floor(None, lambda: outbox.floor(self._reader()))
             return self._tail.read_outbox(after_seq, floor=floor, limit=limit, max_bytes=max_bytes)
-        return outbox.read_outbox(reader, after_seq, limit=limit, max_bytes=max_bytes)
+        return outbox.read_outbox(self._reader(), after_seq, limit=limit, max_bytes=max_bytes)
 
     def read_stream(
         self,
@@ -182,16 +181,15 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
         max_bytes: int = 1_048_576,
         may_lag: bool = False,
     ) -> StreamSlice:
-        reader = self._reader()
         if may_lag and self._has_tail_after(after_seq):
             if not self._tail.knows_stream(consumer_node_id):
-                self._tail.learn_end(consumer_node_id, streams.stream_end(reader, consumer_node_id))
+                self._tail.learn_end(consumer_node_id, streams.stream_end(self._reader(), consumer_node_id))
             if self._tail.knows_stream(consumer_node_id):
-                floor = self._floor(consumer_node_id, lambda: streams.stream_floor(reader, consumer_node_id))
+                floor = self._floor(consumer_node_id, lambda: streams.stream_floor(self._reader(), consumer_node_id))
                 return self._tail.read_stream(
                     consumer_node_id, after_seq, floor_seq=floor.seq, limit=limit, max_bytes=max_bytes
                 )
-        return streams.read_stream(reader, consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
+        return streams.read_stream(self._reader(), consumer_node_id, after_seq, limit=limit, max_bytes=max_bytes)
 
     def _grew(self, grown: Grown) -> None:
         self._loop_thread = threading.get_ident()
@@ -241,6 +239,9 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def accept(self, batch: Acceptance) -> "asyncio.Future[Accepted]":
         kept = () if batch.mirror is None else batch.mirror.events
         return self._writer.submit(lambda tx: inbox.accept(tx, batch), size=len(batch.events) + len(kept))
+
+    def promises(self, events: int) -> bool:
+        return self._writer.promise(events)
 
     def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
         return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms))
@@ -458,6 +459,8 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def _reader(self) -> Database:
         if self._closed:
             raise Refusal(Code.UNAVAILABLE, "the store is closed")
+        if self._writer.has_promised:
+            self._writer.keep_promise()
         reader: Database | None = getattr(self._readers, "database", None)
         if reader is None:
             reader = Database.open_reader(self._home.database, vfs=self._vfs)

@@ -82,12 +82,15 @@ class Writer:
         self._last_ahead: Rows | None = None
         # Whoever has it uses the connection.
         self._connection = threading.Lock()
+        # Whether somebody was told already what is about to be written.
+        self._is_promised = False
         self._commit_seconds = 0.0
         self._commits_since_look = 0
         self._is_log_long = False
         self._failure: Refusal | None = None
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
         self._thread = threading.Thread(target=self._run, name="agentpost-writer", daemon=True)
         self._thread.start()
 
@@ -111,28 +114,54 @@ class Writer:
         """Have `many` do this in the next transaction, together with what others ask of it at the same time."""
         return self._put(asked, many, 1)
 
+    def promise(self, size: int) -> bool:
+        """Whether what is asked for next, of about this size, is written on the loop, where every read waits for it.
+
+        Who hears of it before it is durable then finds it in the store all the same. Nothing is promised that would be
+        left to the thread.
+        """
+        self._callers_loop()
+        if self._in_thread or self._stopped or self._failure is not None or self._connection.locked():
+            return False
+        is_little = size + sum(job.size for job in self._asked_for) <= _MOST_ON_LOOP
+        self._is_promised = self._is_promised or (is_little and self._commit_seconds <= _QUICK_SECONDS)
+        return self._is_promised and is_little
+
+    def keep_promise(self) -> None:
+        """Write what was promised before anything is read; nothing to do in another thread than the loop's."""
+        if self._is_promised and threading.get_ident() == self._loop_thread:
+            self._begin()
+
+    @property
+    def has_promised(self) -> bool:
+        return self._is_promised
+
     def _put(self, asked: Any, many: Any, size: int) -> "asyncio.Future[Any]":
         loop = self._callers_loop()
+        is_crowd = self._stopped or size > _MOST_ON_LOOP or len(self._asked_for) >= _MOST_ON_LOOP
+        if is_crowd:
+            self.keep_promise()
         future: asyncio.Future[Any] = loop.create_future()
         self._asked_for.append(Job(future, asked, many, size))
-        if self._stopped or size > _MOST_ON_LOOP or len(self._asked_for) > _MOST_ON_LOOP:
+        if is_crowd:
             self._hand_over()
         elif len(self._asked_for) == 1 and not self._in_thread:
             # Not at once: others may ask for something before the loop comes round.
-            loop.call_soon(self._begin)
+            loop.call_soon(self._begin_next if self._is_promised else self._begin)
         return future
 
     def _callers_loop(self) -> asyncio.AbstractEventLoop:
         # Asking asyncio for the loop each time would cost as much as the rest of a submission.
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.get_running_loop()
+            self._loop_thread = threading.get_ident()
             self._forget_closed_loop()
         return self._loop
 
     def _forget_closed_loop(self) -> None:
         """Leave undone what nobody waits for any more. What the thread has begun it ends, and nobody hears of it."""
         self._asked_for.clear()
-        self._in_thread = 0
+        self._in_thread, self._is_promised = 0, False
         if not self._stopped:
             with contextlib.suppress(Empty):
                 while True:
@@ -189,12 +218,18 @@ class Writer:
 
     # On the loop
 
+    def _begin_next(self) -> None:
+        """Begin a turn later: those who were told already what is to be written ask for more, and share the commit."""
+        self._callers_loop().call_soon(self._begin)
+
     def _begin(self) -> None:
         """Do what was asked for, or hand it over."""
         if not self._asked_for or self._in_thread:
             return
         is_little = sum(job.size for job in self._asked_for) <= _MOST_ON_LOOP
-        if not is_little or self._commit_seconds > _QUICK_SECONDS or not self._begin_here():
+        is_quick = is_little and self._commit_seconds <= _QUICK_SECONDS
+        is_promised, self._is_promised = self._is_promised, False
+        if not (is_quick or is_promised) or not self._begin_here():
             self._hand_over()
             return
         jobs = _all_of(self._asked_for)

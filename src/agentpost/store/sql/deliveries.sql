@@ -13,6 +13,13 @@ UPDATE deliveries SET to_node_id = ?1, route_decision = ?2, seq = coalesce(?3, s
   due_at_ms = ?6, accepted_at_ms = ?7, closed_at_ms = ?8, answered_by_event_id = ?9, reason = ?10
 WHERE (event_id, to_agent_id) IN (SELECT substr(value, 1, 30), substr(value, 31) FROM carray(?11))
 
+-- name: move_expected
+-- The same for deliveries that are in one state now; what is NULL stays as it is, but for timer and end. The plus keeps
+-- SQLite from walking through all deliveries of that state.
+UPDATE deliveries SET state = ?1, due_at_ms = ?2, accepted_at_ms = coalesce(?3, accepted_at_ms), closed_at_ms = ?4,
+  answered_by_event_id = coalesce(?5, answered_by_event_id), reason = coalesce(?6, reason)
+WHERE +state = ?7 AND (event_id, to_agent_id) IN (SELECT substr(value, 1, 30), substr(value, 31) FROM carray(?8))
+
 -- name: deliveries_of_events
 SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
   emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
