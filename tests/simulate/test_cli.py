@@ -16,6 +16,7 @@ def test_a_fleet_is_one_command(tmp_path: Path) -> None:
     said = json.loads(made.stdout)
     truth = json.loads((tmp_path / "lake" / "truth.json").read_text())
     assert (said["events"], said["faults"], said["parts"]) == (truth["events"], len(truth["faults"]), 2)
+    assert said["seconds"] > 0
     assert {fault["rule"] for fault in truth["faults"]} == {"gap", "black_hole"}
     released = agentpost("simulate", "release", "--lake", str(tmp_path / "lake"), "--part", "0", "-o", "json")
     assert json.loads(released.stdout)["segments"] == len(list((tmp_path / "lake").glob("manifests/*/*/*.json")))

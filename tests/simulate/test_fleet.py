@@ -63,6 +63,15 @@ def test_the_same_seed_makes_the_same_lake(lake: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "again") == contents(lake)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whoever_waits_is_told_how_far_it_is(tmp_path: Path, workers: int) -> None:
+    """While a fleet is written the count of its events grows, and never beyond what there is in the end."""
+    told: list[int] = []
+    done = write_fleet(SMALL, tmp_path / "lake", workers=workers, at=told.append)
+    assert told == sorted(told)
+    assert told[-1] == done.events if workers == 1 else all(0 <= count <= done.events for count in told)
+
+
 def test_another_seed_makes_another_lake(lake: Path, tmp_path: Path) -> None:
     """Another seed is another fleet: no event of one is in the other."""
     write_fleet(msgspec.structs.replace(SMALL, seed=4), tmp_path / "other", workers=1)

@@ -1,6 +1,7 @@
 """`agentpost bench pipeline`: from segments to gold, what a refresh costs, how fresh `watch` is, how fast it starts.
 
-The lakes are simulated. DuckDB computes the lifecycle of the same segments in the same run, on as many threads.
+The lakes are simulated, which is measured too. DuckDB computes the lifecycle of the same segments in the same run, on
+as many threads.
 """
 
 import os
@@ -22,6 +23,7 @@ from agentpost.bench.measure import Metric, Say, seconds_of
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.session import LOCAL, open_session, stop_session
 from agentpost.pipeline.warehouse import Warehouse
+from agentpost.simulate.faults import ALL_RULES
 from agentpost.simulate.fleet import release_part, write_fleet
 from agentpost.simulate.plan import FleetPlan
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS", "bench_pipeline"]
 
-PARTS: Final = frozenset({"start", "build", "watch", "history"})
+PARTS: Final = frozenset({"simulate", "start", "build", "watch", "history"})
+_GOAL_SIMULATED: Final = 300_000
 _GOAL_RATE: Final = 250_000
 _GOAL_MEMORY: Final = 4.0
 _GOAL_FRESH: Final = 10.0
@@ -53,6 +56,8 @@ def bench_pipeline(*, events: int, history: int, parts: frozenset[str], say: Say
     figures: list[Metric] = []
     with tempfile.TemporaryDirectory(prefix="agentpost-bench-") as place:
         root = Path(place)
+        if "simulate" in parts:
+            figures += _bench_simulate(root, events, say)
         if "start" in parts:
             figures += _bench_start(root, say)
         if parts & {"build", "watch", "history"}:
@@ -65,6 +70,17 @@ def bench_pipeline(*, events: int, history: int, parts: frozenset[str], say: Say
                 if "history" in parts:
                     figures += _bench_history(spark, root, events, history, say)
     return figures
+
+
+def _bench_simulate(root: Path, events: int, say: Say) -> list[Metric]:
+    """What `simulate fleet` does when nobody chooses anything but the number of events."""
+    say(f"simulating {events:,} events with all faults")
+    lake = root / "simulated"
+    start = time.perf_counter()
+    done = write_fleet(FleetPlan(events=events, faults=ALL_RULES), lake)
+    rate = done.events / (time.perf_counter() - start)
+    shutil.rmtree(lake)
+    return [Metric.of("a fleet simulated", rate, "events/s", against=_GOAL_SIMULATED)]
 
 
 def _bench_start(root: Path, say: Say) -> list[Metric]:

@@ -1,4 +1,7 @@
-"""From numpy to Arrow: texts of one width as buffers, words from small dictionaries, nulls by a mask."""
+"""From numpy to Arrow: texts of one width as buffers, words from small dictionaries, nulls by a mask.
+
+Everything is made of buffers. `pyarrow.array` would load pandas first, which takes as long as 100,000 events.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
@@ -7,7 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from agentpost.simulate.arrays import Bytes, Flags
+from agentpost.simulate.arrays import Bytes, Flags, Ints
 
 __all__ = [
     "ArrowArray",
@@ -15,11 +18,13 @@ __all__ = [
     "fixed",
     "ids",
     "lists",
+    "names",
     "numbers",
     "offsets_and_data",
     "pa",
     "pq",
-    "some",
+    "texts",
+    "trues",
     "words",
 ]
 
@@ -37,40 +42,73 @@ def fixed(letters: Bytes, kind: Any) -> ArrowArray:
     )
 
 
-def ids(prefix: bytes, letters: Bytes, which: Flags | None) -> ArrowArray:
-    """Ids with their prefix; null where `which` is false."""
+def ids(prefix: bytes, letters: Bytes, which: Flags | None = None) -> ArrowArray:
+    """Ids with their prefix; null where `which` is false, and then `letters` has only the others."""
     width = len(prefix) + letters.shape[1]
-    if which is not None:
-        letters = letters[which]
     out = np.empty((len(letters), width), dtype=np.uint8)
     out[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)
     out[:, len(prefix) :] = letters
     if which is None:
         return fixed(out, pa.string())
-    offsets = np.concatenate([[0], np.cumsum(which)]).astype(np.int32) * width
-    valid = np.packbits(which, bitorder="little")
     return pa.Array.from_buffers(
-        pa.string(), len(which), [pa.py_buffer(valid), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
+        pa.string(), len(which), [_bits(which), pa.py_buffer(_offsets(which) * np.int32(width)), pa.py_buffer(out)]
     )
 
 
+def texts(values: Sequence[str | None]) -> ArrowArray:
+    raws = [(value or "").encode() for value in values]
+    valid = None if None not in values else _bits(np.array([value is not None for value in values]))
+    offsets = _offsets(np.fromiter(map(len, raws), dtype=np.int64, count=len(raws)))
+    return pa.Array.from_buffers(pa.string(), len(raws), [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(raws))])
+
+
 def words(words: Sequence[str | None], codes: Any) -> ArrowArray:
-    """The words of these codes; a negative code is null."""
-    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
-    return pa.array(words, type=pa.string()).take(indices)
+    """The words of these codes; a negative code is null, and so is a 0 where the first word is None.
+
+    Words are handed on as a dictionary and its indices, which is what Parquet keeps of them anyway.
+    """
+    if words[0] is None:
+        words, codes = words[1:], codes - 1
+    indices = numbers(codes.astype(np.int32), codes >= 0)
+    return pa.DictionaryArray.from_arrays(indices, texts(words), safe=False)
 
 
-def some(names: ArrowArray, indices: Any, which: Flags) -> ArrowArray:
-    return names.take(pa.array(np.where(which, indices, 0).astype(np.int32), mask=~which))
+def names(names: Sequence[str], indices: Ints, which: Flags | None = None) -> ArrowArray:
+    """The names of these indices, null where `which` is false. Of many names a few may be used: only they are kept."""
+    used = np.zeros(len(names), dtype=np.bool_)
+    used[indices if which is None else indices[which]] = True
+    codes = (np.cumsum(used, dtype=np.int32) - 1).take(indices)
+    kept = [names[place] for place in np.flatnonzero(used).tolist()]
+    return pa.DictionaryArray.from_arrays(numbers(codes, which), texts(kept), safe=False)
 
 
-def numbers(values: Any, which: Flags) -> ArrowArray:
-    return pa.array(values, mask=~which)
+def numbers(values: Any, which: Flags | None = None) -> ArrowArray:
+    """Numbers of 32 or 64 bits, null where `which` is false."""
+    kind = pa.int32() if values.dtype == np.int32 else pa.int64()
+    valid = None if which is None else _bits(which)
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def lists(offsets: ArrowArray, values: ArrowArray) -> ArrowArray:
-    element = pa.field("element", pa.string(), nullable=False)
-    return pa.ListArray.from_arrays(offsets, values, type=pa.list_(element))
+def trues(which: Flags) -> ArrowArray:
+    """True where `which` is, and null elsewhere."""
+    bits = _bits(which)
+    return pa.Array.from_buffers(pa.bool_(), len(which), [bits, bits])
+
+
+def lists(counts: Any, values: Sequence[str], indices: Any) -> ArrowArray:
+    """Lists of so many of the values of these indices."""
+    kind = pa.list_(pa.field("element", pa.string(), nullable=False))
+    return pa.ListArray.from_arrays(numbers(_offsets(counts)), texts(values).take(numbers(indices)), type=kind)
+
+
+def _offsets(counts: Any) -> Any:
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _bits(flags: Flags) -> Any:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
 def offsets_and_data(values: ArrowArray) -> tuple[list[int], bytes]:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from agentpost.simulate.arrays import Bytes, Ints, Rows
-from agentpost.simulate.arrow import ArrowArray, fixed, pa
+from agentpost.simulate.arrays import Bytes, Ints
+from agentpost.simulate.arrow import ArrowArray, fixed, numbers, pa
 from agentpost.simulate.plan import World, policy_number
+from agentpost.simulate.rows import Rows
 from agentpost.simulate.templates import CIPHERTEXT_BYTES, shape_of, template_of
 from agentpost.simulate.text import seq_bytes, times
 
@@ -25,15 +26,15 @@ class Texts(Struct, frozen=True):
 def bodies(world: World, rng: np.random.Generator, rows: Rows, seqs: Ints, text: Texts) -> ArrowArray:
     shapes = shape_of(rows)
     order = np.argsort(shapes, kind="stable")
-    numbers, starts = np.unique(shapes[order], return_index=True)
+    found, starts = np.unique(shapes[order], return_index=True)
     parts: list[ArrowArray] = []
-    for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+    for number, places in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
         template = template_of(number)
-        body = template.filled(len(places), _Values(world, rng, rows[places], seqs[places], text, places).of)
+        body = template.filled(len(places), _Values(world, rng, rows, seqs, text, places).of)
         parts.append(fixed(body, pa.binary()))
     back = np.empty(len(rows), dtype=np.int64)
     back[order] = np.arange(len(rows))
-    return pa.concat_arrays(parts).take(pa.array(back))
+    return pa.concat_arrays(parts).take(numbers(back))
 
 
 class _Values:
@@ -50,44 +51,48 @@ class _Values:
         self._places = places
 
     def of(self, name: str, width: int) -> Bytes:
-        rows, text, places = self._rows, self._text, self._places
+        text, places = self._text, self._places
         agents, nodes = self._world.name_letters
         match name:
             case "id":
-                return text.ids[places]
+                return text.ids.take(places, axis=0)
             case "corr":
-                return text.corrs[places]
+                return text.corrs.take(places, axis=0)
             case "ref":
-                return text.refs[places]
+                return text.refs.take(places, axis=0)
             case "task":
-                return text.tasks[places]
+                return text.tasks.take(places, axis=0)
             case "created":
-                return text.created[places]
+                return text.created.take(places, axis=0)
             case "expires" | "eta" | "deadline":
-                return times(rows[f"{name}_ms"])
+                return times(self._column(f"{name}_ms"))
             case "seq":
-                return seq_bytes(self._seqs)
+                return seq_bytes(self._seqs.take(places))
             case "agent":
-                return agents[rows["agent"]]
+                return agents.take(self._column("agent"), axis=0)
             case "source":
-                return nodes[rows["source"]]
+                return nodes.take(self._column("source"), axis=0)
             case "cipher":
-                random = self._rng.bytes(len(rows) * CIPHERTEXT_BYTES)
-                return np.frombuffer(random, dtype=np.uint8).reshape(len(rows), CIPHERTEXT_BYTES)
-            case "attempt":
-                return _byte(rows["attempt"])
+                random = self._rng.bytes(len(places) * CIPHERTEXT_BYTES)
+                return np.frombuffer(random, dtype=np.uint8).reshape(len(places), CIPHERTEXT_BYTES)
+            case "attempt" | "progress":
+                return _byte(self._column(name))
             case "attempts":
-                return _byte(rows["dead_attempts"])
-            case "progress":
-                return _byte(rows["progress"])
+                return _byte(self._column("dead_attempts"))
             case "policy":
-                return _byte(ord("0") + policy_number(self._world, rows["corr_ms"]))
+                return _byte(ord("0") + policy_number(self._world, self._column("corr_ms")))
             case "version":
-                return _byte(ord("0") + rows["version"])
+                return _byte(ord("0") + self._column("version"))
             case _ if name.startswith("peer_node"):
-                return nodes[self._world.node_of(rows["peers"][:, int(name[-1])])]
+                return nodes.take(self._world.node_of(self._peers(name)), axis=0)
             case _:
-                return agents[rows["peers"][:, int(name[-1])]]
+                return agents.take(self._peers(name), axis=0)
+
+    def _column(self, name: str) -> Ints:
+        return self._rows[name].take(self._places)
+
+    def _peers(self, name: str) -> Ints:
+        return self._rows["peers"][:, int(name[-1])].take(self._places)
 
 
 def _byte(values: Any) -> Bytes:

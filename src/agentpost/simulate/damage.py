@@ -7,11 +7,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from agentpost.lake.manifest import SegmentManifest
-from agentpost.simulate.arrays import Rows
-from agentpost.simulate.arrow import pa
+from agentpost.simulate.arrow import numbers, pa, texts
 from agentpost.simulate.columns import segment_columns
 from agentpost.simulate.faults import HARMLESS, Fault
 from agentpost.simulate.plan import World
+from agentpost.simulate.rows import Rows
 from agentpost.simulate.segments import Outbox, parquet_bytes, write_manifest
 
 __all__ = ["write_burst"]
@@ -65,7 +65,7 @@ def _damage(outbox: Outbox, manifest: SegmentManifest, variant: int, root: Path)
             path.write_bytes(b"")
         case 3:
             # A sound file that says nothing we know, and a manifest that vouches for it.
-            strange = pa.table({"seq": pa.array([1, 2, 3]), "note": pa.array(["a", "b", "c"])})
+            strange = pa.Table.from_arrays([numbers(np.arange(1, 4)), texts(("a", "b", "c"))], names=["seq", "note"])
             outbox.replace_content(root, manifest, parquet_bytes(strange))
         case _:
             path.unlink()

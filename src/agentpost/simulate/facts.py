@@ -12,10 +12,9 @@ from msgspec import Struct
 from agentpost.auth.signing import to_text
 from agentpost.lake.manifest import facts_path
 from agentpost.lake.schema import FACTS
-from agentpost.simulate.arrays import Rows
-from agentpost.simulate.arrow import pa, pq
+from agentpost.simulate.arrow import numbers, pa, pq, texts
 from agentpost.simulate.plan import CAPABILITIES, World
-from agentpost.simulate.rows import code
+from agentpost.simulate.rows import Rows, code
 from agentpost.simulate.text import mixed, ulids
 
 __all__ = ["Heads", "Sessions", "sessions_of", "write_facts"]
@@ -37,13 +36,13 @@ class Heads(Struct, frozen=True):
 
 def sessions_of(world: World, rows: Rows) -> Sessions:
     """Some conversations were begun in a session of an external program."""
-    some = rows[np.isin(rows["kind"], _BEGINS) & (rows["word"] % _ONE_IN == 0) & (rows["attempt"] == 1)]
+    some = rows.only(np.isin(rows["kind"], _BEGINS) & (rows["word"] % _ONE_IN == 0) & (rows["attempt"] == 1))
     hour_ms = some["corr_ms"] // 3_600_000 * 3_600_000
     corr = ulids(some["corr_ms"], some["corr_word"])
     session = ulids(hour_ms, mixed(hour_ms.astype(np.uint64), some["agent"]))
     return [
-        (int(row["t_us"]), f"corr_{bytes(c).decode()}", f"ses_{bytes(s).decode()}", world.agent_names[row["agent"]])
-        for row, c, s in zip(some, corr, session, strict=True)
+        (at_us, f"corr_{bytes(c).decode()}", f"ses_{bytes(s).decode()}", world.agent_names[agent])
+        for at_us, c, s, agent in zip(some["t_us"].tolist(), corr, session, some["agent"].tolist(), strict=True)
     ]
 
 
@@ -66,16 +65,16 @@ def write_facts(
     ]
     found += _cursors(world, heads, until_us)
     found.sort(key=lambda fact: (fact[0], fact[1], fact[2]))
-    columns = {
-        "at_us": [at for at, _, _, _ in found],
-        "observer": [world.node_names[0]] * len(found),
-        "topic": [topic for _, topic, _, _ in found],
-        "key": [key for _, _, key, _ in found],
-        "value": [None if value is None else json.dumps(value) for _, _, _, value in found],
-    }
+    columns = [
+        numbers(np.array([at for at, _, _, _ in found], dtype=np.int64)),
+        texts([world.node_names[0]] * len(found)),
+        texts([topic for _, topic, _, _ in found]),
+        texts([key for _, _, key, _ in found]),
+        texts([None if value is None else json.dumps(value) for _, _, _, value in found]),
+    ]
     path = root / facts_path(world.node_names[0], part + 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns, schema=FACTS), path, compression="zstd", store_schema=False)
+    pq.write_table(pa.Table.from_arrays(columns, schema=FACTS), path, compression="zstd", store_schema=False)
 
 
 def _standing(world: World) -> Iterator[Fact]:

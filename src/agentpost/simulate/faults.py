@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.simulate.arrays import Ints, Rows
+from agentpost.simulate.arrays import Ints
 from agentpost.simulate.plan import World
-from agentpost.simulate.rows import ACCEPTED, PROCESSED, code, empty_rows
+from agentpost.simulate.rows import ACCEPTED, PROCESSED, Rows, code
 from agentpost.simulate.talk import CREATE, MESSAGE, Talk, ack, begin, placed, said, signals, skilled, taken
 
 __all__ = ["ALL_RULES", "HARMLESS", "Fault", "SIGNALS_A_BURST", "chosen_rules", "make_faults"]
@@ -82,9 +82,10 @@ class _Maker:
     def others(self, root: Rows) -> Ints:
         """For each conversation a steady node that has no part in it."""
         found = np.empty(len(root), dtype=np.int64)
-        for place, row in enumerate(root):
-            taken_nodes = {int(row["agent"]) % self.world.plan.nodes, int(row["peers"][0]) % self.world.plan.nodes}
-            found[place] = self.rng.choice([node for node in self.steady if node not in taken_nodes])
+        for place, both in enumerate(
+            zip(self.world.node_of(root["agent"]), self.world.node_of(_peer(root)), strict=True)
+        ):
+            found[place] = self.rng.choice([node for node in self.steady if node not in both])
         return found
 
     def mark(
@@ -94,10 +95,12 @@ class _Maker:
         *,
         agents: Ints | None = None,
         names: Literal["event", "ref"] | None = None,
+        every: int = 1,
     ) -> None:
-        first = len(self.faults) + 1
-        evidence["fault"] = np.arange(first, first + len(evidence))
-        for place in range(len(evidence)):
+        """Each of these rows shows a fault, or every so manyth of them."""
+        first, count = len(self.faults) + 1, len(evidence) // every
+        evidence["fault"][::every] = np.arange(first, first + count)
+        for place in range(count):
             agent = -1 if agents is None else int(agents[place])
             self.faults.append(Fault(first + place, rule, place, agent, names))
 
@@ -108,7 +111,7 @@ class _Maker:
         """For each fault a few signals in a row, in a segment that has nothing else."""
         nodes, at_us = self.rng.choice(self.steady[1:], count), self.moments(count)
         rows = signals(self.world, self.rng, np.repeat(nodes, SIGNALS_A_BURST), np.repeat(at_us, SIGNALS_A_BURST))
-        self.mark(rule, rows[::SIGNALS_A_BURST])
+        self.mark(rule, rows, every=SIGNALS_A_BURST)
         rows["alone"] = np.repeat(rows["fault"][::SIGNALS_A_BURST], SIGNALS_A_BURST)
         # One more on each side: what is missing stands between others, even where an epoch ends there.
         self.keep(rows, *(signals(self.world, self.rng, nodes, at_us + aside) for aside in (-1, 1)))
@@ -350,4 +353,4 @@ def make_faults(world: World) -> tuple[list[Fault], Rows]:
             _USUAL[rule](make, max(3, events // 5_000))
     if world.plan.faults:
         make.burst(HARMLESS, 2)
-    return make.faults, placed(world, make.rows) if make.rows else empty_rows(0)
+    return make.faults, placed(world, make.rows)

@@ -3,7 +3,7 @@
 Time is cut into slices. Conversations that begin in a slice are made together; what they say later waits for its
 slice. Worker processes share the nodes: each makes all conversations, from the same random numbers, and writes the
 outboxes of its own nodes, so that nothing has to be handed from one to the other and the lake does not depend on how
-many there are.
+many there are. As numbers, conversations cost a thirtieth of what their events cost as bytes.
 
 A plan with several parts is written to `parts/` below the lake, and `release_part` brings one part after the other
 into the lake, in any order: late and out-of-order data, as a pipeline gets to see them.
@@ -11,10 +11,12 @@ into the lake, in any order: late and out-of-order data, as a pipeline gets to s
 
 import json
 import math
+import operator
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, MutableSequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -23,11 +25,11 @@ import numpy as np
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.simulate.arrays import Rows
 from agentpost.simulate.damage import write_burst
 from agentpost.simulate.facts import Heads, Sessions, sessions_of, write_facts
 from agentpost.simulate.faults import HARMLESS, LATE_ARRIVAL, Fault, make_faults
 from agentpost.simulate.plan import FleetPlan, World
+from agentpost.simulate.rows import Rows
 from agentpost.simulate.segments import Outbox
 from agentpost.simulate.talk import EVENTS_A_CONVERSATION, conversations, placed
 from agentpost.simulate.text import ulids
@@ -35,6 +37,7 @@ from agentpost.simulate.text import ulids
 __all__ = ["Simulated", "part_directory", "release_part", "write_fleet"]
 
 _EVENTS_A_SLICE: Final = 1_000_000
+_TOLD_EVERY_SECONDS: Final = 0.2
 
 
 class Slice(Struct, frozen=True):
@@ -70,9 +73,12 @@ class _Share(Struct):
 
 
 def write_fleet(
-    plan: FleetPlan, lake: Path, *, workers: int | None = None, say: Callable[[str], None] | None = None
+    plan: FleetPlan, lake: Path, *, workers: int | None = None, at: Callable[[int], None] | None = None
 ) -> Simulated:
-    """Write the whole lake and its `truth.json`. The directory must be new or empty."""
+    """Write the whole lake and its `truth.json`. The directory must be new or empty.
+
+    `at` is told now and then how many events are written.
+    """
     if lake.exists() and (not lake.is_dir() or any(lake.iterdir())):
         raise Refusal(Code.CONFLICT, f"{lake} is there already, and not empty", field="lake", hint="Name a new one.")
     try:
@@ -81,12 +87,7 @@ def write_fleet(
         problem = f"{lake} cannot be made: {error.strerror}"
         raise Refusal(Code.INVALID_FIELD, problem, field="lake", hint="Name a place that you may write.") from None
     workers = min(workers or os.cpu_count() or 1, plan.nodes)
-    if workers == 1:
-        shares = [_write_share(plan, lake, 0, 1)]
-    else:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            tasks = [pool.submit(_write_share, plan, lake, number, workers) for number in range(workers)]
-            shares = [task.result() for task in tasks]
+    shares = _write_shares(plan, lake, workers, at or (lambda _: None))
     world = World(plan)
     _write_all_facts(world, lake, shares)
     events = sum(share.events for share in shares)
@@ -153,22 +154,56 @@ def events_by_slice(world: World, waiting: Rows, *, every: int, first: int) -> I
         rng = world.chance("conversations", piece.number)
         shares = np.sort(rng.uniform(*piece.shares, piece.conversations))
         begun = conversations(world, rng, world.moment(shares))
-        rows = np.concatenate([waiting, placed(world, begun, every=every, first=first)])
+        rows = Rows.joined([waiting, placed(world, begun, every=every, first=first)])
         due = rows["t_us"] < piece.until_us
-        waiting, now = rows[~due], rows[due]
-        now = now[np.lexsort((now["t_us"], now["node"]))]
-        nodes, starts = np.unique(now["node"], return_index=True)
-        yield piece, dict(zip(nodes.tolist(), np.split(now, starts[1:]), strict=True)) if len(now) else {}
+        waiting, now = rows.only(~due), rows.only(due)
+        now = now.only(np.lexsort((now["t_us"], now["node"])))
+        yield piece, dict(_runs(now, "node"))
 
 
-def _write_share(plan: FleetPlan, lake: Path, first: int, every: int) -> _Share:
+def _runs(rows: Rows, name: str) -> Iterator[tuple[int, Rows]]:
+    """The rows cut where the value of a column changes, each piece with its value."""
+    values = rows[name]
+    starts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()] if len(rows) else []
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=False):
+        yield int(values[start]), rows[start:end]
+
+
+def _write_shares(plan: FleetPlan, lake: Path, workers: int, at: Callable[[int], None]) -> list[_Share]:
+    if workers == 1:
+        return [_write_share(plan, lake, 0, 1, at)]
+    context = get_context("spawn")
+    written: Any = context.Array("q", workers)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_count_in, initargs=(written,)) as pool:
+        tasks = [pool.submit(_write_counted, plan, lake, number, workers) for number in range(workers)]
+        while wait(tasks, timeout=_TOLD_EVERY_SECONDS).not_done:
+            at(sum(written))
+        return [task.result() for task in tasks]
+
+
+# In a worker: how many events each of them has written.
+_written: MutableSequence[int] = []
+
+
+def _count_in(written: MutableSequence[int]) -> None:
+    global _written
+    _written = written
+
+
+def _write_counted(plan: FleetPlan, lake: Path, number: int, workers: int) -> _Share:
+    return _write_share(plan, lake, number, workers, partial(operator.setitem, _written, number))
+
+
+def _write_share(plan: FleetPlan, lake: Path, first: int, every: int, at: Callable[[int], None]) -> _Share:
     """The outboxes of every so manyth node."""
     world = World(plan)
     faults, rows = make_faults(world)
-    rows = rows[rows["node"] % every == first]
+    rows = rows.only(rows["node"] % every == first)
     writer = _Writer(world, lake, range(first, plan.nodes, every), faults)
     for piece, found in events_by_slice(world, rows, every=every, first=first):
-        writer.write(piece, found)
+        for node, its in found.items():
+            writer.write(piece, node, its)
+            at(writer.done.events)
     return writer.done
 
 
@@ -182,23 +217,20 @@ class _Writer:
         self._late = _late_arrivals(world)
         self.done = _Share()
 
-    def write(self, piece: Slice, rows: dict[int, Rows]) -> None:
+    def write(self, piece: Slice, node: int, rows: Rows) -> None:
+        part = piece.part + ((node, piece.part) in self._late)
+        root = self._lake if len(self._world.plan.parts) == 1 else part_directory(self._lake, part)
+        if part != piece.part:
+            self.done.late.append(self._entry(LATE_ARRIVAL, node, self._outboxes[node].seq + 1) | {"part": part})
+        self._write_node(node, rows, root, self._world.chance("content", node, piece.number))
+        self.done.sessions.setdefault(piece.part, []).extend(sessions_of(self._world, rows))
+        self.done.events += len(rows)
         heads = self.done.heads.setdefault(piece.part, {})
-        sessions = self.done.sessions.setdefault(piece.part, [])
-        for node, found in rows.items():
-            part = piece.part + ((node, piece.part) in self._late)
-            root = self._lake if len(self._world.plan.parts) == 1 else part_directory(self._lake, part)
-            if part != piece.part:
-                self.done.late.append(self._entry(LATE_ARRIVAL, node, self._outboxes[node].seq + 1) | {"part": part})
-            self._write_node(node, found, root, self._world.chance("content", node, piece.number))
-            sessions += sessions_of(self._world, found)
-            self.done.events += len(found)
-            heads[node] = Heads(self._outboxes[node].epoch, self._outboxes[node].seq)
+        heads[node] = Heads(self._outboxes[node].epoch, self._outboxes[node].seq)
 
     def _write_node(self, node: int, rows: Rows, root: Path, rng: np.random.Generator) -> None:
-        cuts = np.flatnonzero(np.diff(rows["alone"])) + 1
-        for run in np.split(rows, cuts):
-            if run["alone"][0]:
+        for alone, run in _runs(rows, "alone"):
+            if alone:
                 self._write_burst(node, run, root, rng)
                 continue
             for start in range(0, len(run), self._world.plan.segment_events):
@@ -206,8 +238,9 @@ class _Writer:
                 first = self._outboxes[node].seq + 1
                 self._outboxes[node].seal(rng, some, root)
                 self.done.segments += 1
-                for place in np.flatnonzero(some["fault"]):
-                    self._report(self._faults[int(some["fault"][place]) - 1], node, first + int(place), some[place])
+                for place in np.flatnonzero(some["fault"]).tolist():
+                    fault = self._faults[int(some["fault"][place]) - 1]
+                    self._report(fault, node, first + place, some[place : place + 1])
 
     def _write_burst(self, node: int, rows: Rows, root: Path, rng: np.random.Generator) -> None:
         fault = self._faults[int(rows["alone"][0]) - 1]
@@ -219,14 +252,13 @@ class _Writer:
             # As after a disk that was restored without its tail: the burst was lost, and its seqs are used again.
             self._epochs[node] += 1
             self._outboxes[node] = Outbox(self._world, node, self._epochs[node], seq=seq, chain=chain)
-        self._report(fault, node, shown, rows[0])
+        self._report(fault, node, shown, rows[:1])
 
-    def _report(self, fault: Fault, node: int, seq: int, row: Any) -> None:
+    def _report(self, fault: Fault, node: int, seq: int, row: Rows) -> None:
         entry = self._entry(fault.rule, node, seq)
         if fault.names is not None:
             made_ms, word = ("made_ms", "word") if fault.names == "event" else ("ref_ms", "ref_word")
-            letters = ulids(np.array([row[made_ms]]), np.array([row[word]]))
-            entry["eventId"] = f"evt_{bytes(letters[0]).decode()}"
+            entry["eventId"] = f"evt_{bytes(ulids(row[made_ms], row[word])[0]).decode()}"
         if fault.agent >= 0:
             entry["agentId"] = self._world.agent_names[fault.agent]
         (self.done.harmless if fault.rule == HARMLESS else self.done.faults).append(entry)

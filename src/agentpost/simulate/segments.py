@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from agentpost.auth.signing import to_text
 from agentpost.lake.manifest import SegmentManifest, manifest_path, segment_path, signed_bytes
-from agentpost.simulate.arrays import Rows
 from agentpost.simulate.arrow import pa, pq
 from agentpost.simulate.columns import segment_columns
 from agentpost.simulate.plan import World
+from agentpost.simulate.rows import Rows
 
 __all__ = ["FIRST_CHAIN", "Outbox", "parquet_bytes", "write_manifest"]
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from agentpost.simulate.arrays import Flags, Ints, Rows, Words
+from agentpost.simulate.arrays import Flags, Ints, Words
 from agentpost.simulate.plan import CAPABILITIES, World
-from agentpost.simulate.rows import ACCEPTED, ACKS, FAILED_TERMINAL, PROCESSED, code, empty_rows
+from agentpost.simulate.rows import ACCEPTED, ACKS, FAILED_TERMINAL, PROCESSED, Rows, code
 from agentpost.simulate.text import mixed
 
 __all__ = ["EVENTS_A_CONVERSATION", "Talk", "conversations", "placed", "signals"]
@@ -70,12 +70,12 @@ def placed(world: World, rows: Sequence[Rows], *, every: int = 1, first: int = 0
 
     With `every`, only those of every so manyth node, from `first` on.
     """
-    kept: list[Rows] = [empty_rows(0)]
+    kept: list[Rows] = []
     for block in rows:
         for name in ("node", "source"):
             block[name] = np.where(block[name] < 0, world.node_of(block["agent"]), block[name])
-        kept.append(block if every == 1 else block[block["node"] % every == first])
-    return np.concatenate(kept)
+        kept.append(block if every == 1 else block.only(block["node"] % every == first))
+    return Rows.joined(kept)
 
 
 def messages(world: World, rng: np.random.Generator, talk: Talk, fan: int) -> list[Rows]:
@@ -94,7 +94,7 @@ def messages(world: World, rng: np.random.Generator, talk: Talk, fan: int) -> li
         done_us = worked(world, rng, world.node_of(peer), accepted_us)
         rows.append(ack(root, peer, accepted_us, ACCEPTED, step=10 + place))
         answers = expects & (rng.random(len(root)) < (0.95 if fan == 1 else 0.5))
-        answer = said(root, REPLY, peer, done_us, step=20 + place)[answers]
+        answer = said(root, REPLY, peer, done_us, step=20 + place).only(answers)
         answer["ref_ms"], answer["ref_word"], answer["ref_kind"] = (
             root["made_ms"][answers],
             root["word"][answers],
@@ -131,7 +131,7 @@ def tasks(world: World, rng: np.random.Generator, talk: Talk) -> list[Rows]:
     for number, share in ((1, 0.6), (2, 0.3)):
         at_us = world.when_back(rng, nodes, claimed_us + (done_us - claimed_us) * number // 3)
         some = (rng.random(len(root)) < share) & (at_us < done_us)
-        update = said(root, UPDATE, peer, at_us, step=40 + number)[some]
+        update = said(root, UPDATE, peer, at_us, step=40 + number).only(some)
         update["progress"] = 33 * number
         rows += [update, *taken(world, rng, update)]
     done = said(root, COMPLETE, peer, done_us, step=50)
@@ -140,7 +140,7 @@ def tasks(world: World, rng: np.random.Generator, talk: Talk) -> list[Rows]:
 
 def signals(world: World, rng: np.random.Generator, nodes: Ints, at_us: Ints) -> Rows:
     """Hints between gateways. Nobody delivers or acknowledges them."""
-    rows = empty_rows(len(nodes))
+    rows = Rows(len(nodes))
     rows["t_us"], rows["node"], rows["source"], rows["kind"], rows["agent"] = at_us, nodes, nodes, SIGNAL, nodes
     rows["made_ms"] = rows["created_ms"] = rows["corr_ms"] = at_us // 1000
     rows["word"] = rows["corr_word"] = rng.integers(0, 2**64, len(nodes), dtype=np.uint64)
@@ -170,7 +170,7 @@ def skilled(world: World, rng: np.random.Generator, root: Rows, agents: Ints) ->
 
 
 def begin(talk: Talk, kind: int, peers: Ints) -> Rows:
-    rows = empty_rows(len(talk.agents))
+    rows = Rows(len(talk.agents))
     rows["t_us"], rows["agent"], rows["kind"] = talk.at_us, talk.agents, kind
     rows["made_ms"] = rows["created_ms"] = rows["corr_ms"] = talk.at_ms
     rows["word"] = rows["corr_word"] = talk.words
@@ -233,7 +233,7 @@ def resends(root: Rows, accepted_us: Ints, tried: Flags) -> list[Rows]:
     found: list[Rows] = []
     for number, after_us in enumerate(_RESEND_AFTER_US):
         late = tried & (accepted_us > root["t_us"] + after_us)
-        again = root[late]
+        again = root.only(late)
         again["t_us"] += after_us
         again["attempt"] = number + 2
         found.append(again)
@@ -241,11 +241,10 @@ def resends(root: Rows, accepted_us: Ints, tried: Flags) -> list[Rows]:
 
 
 def _follow(event: Rows, kind: int, agents: Ints, at_us: Ints, step: int) -> Rows:
-    rows = empty_rows(len(event))
+    rows = Rows(len(event))
     rows["t_us"], rows["agent"], rows["kind"] = at_us, agents, kind
     rows["made_ms"] = rows["created_ms"] = at_us // 1000
     rows["word"] = mixed(event["word"], step)
-    for same in ("corr_ms", "corr_word", "capability", "version"):
-        rows[same] = event[same]
+    rows["corr_ms"], rows["corr_word"] = event["corr_ms"], event["corr_word"]
     rows["peers"][:, 0], rows["route"] = event["agent"], _ANSWER
     return rows

@@ -45,9 +45,9 @@ from agentpost.protocol.payloads import (
     TaskFailed,
     TaskUpdate,
 )
-from agentpost.simulate.arrays import Bytes, Ints, Rows
+from agentpost.simulate.arrays import Bytes, Ints
 from agentpost.simulate.plan import CAPABILITIES
-from agentpost.simulate.rows import ACK_TYPES, FAILURES, KINDS, PRIORITIES, REASONS, ROUTES
+from agentpost.simulate.rows import ACK_TYPES, FAILURES, KINDS, PRIORITIES, REASONS, ROUTES, Rows
 
 __all__ = ["CIPHERTEXT_BYTES", "SIGNAL", "Template", "shape_of", "template_of"]
 

@@ -128,11 +128,11 @@ def bench_pipeline_command(
     events: Annotated[int, typer.Option("--events", min=100_000, help="Events of the fleet.")] = 5_000_000,
     history: Annotated[int, typer.Option("--history", min=2, help="How much longer the long history is.")] = 10,
     only: Annotated[
-        str, typer.Option("--only", help="Which figures: start, build, watch, history.")
-    ] = "start,build,watch",
+        str, typer.Option("--only", help="Which figures: simulate, start, build, watch, history.")
+    ] = "simulate,start,build,watch",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Segments to gold, a refresh, `watch`, the start; DuckDB beside it. Needs 250 bytes of disk an event."""
+    """A fleet made, its segments to gold, a refresh, `watch`, the start; DuckDB beside it. Needs 250 bytes an event."""
     from agentpost.pipeline.session import require_spark
 
     require_spark()

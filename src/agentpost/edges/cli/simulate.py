@@ -1,12 +1,17 @@
 """`agentpost simulate …`: lakes of fleets that never ran, to measure and to test the pipeline with."""
 
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stdout
+from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import parse_ms
 
@@ -54,12 +59,17 @@ def fleet_command(
         parts=_parts(batches),
         faults=chosen_rules(faults),
     )
-    done = write_fleet(plan, lake)
+    start = time.perf_counter()
+    with _bar(events) as at:
+        done = write_fleet(plan, lake, at=at)
+    seconds = time.perf_counter() - start
     if output is Format.JSON:
-        print_json(done)
+        print_json(msgspec.to_builtins(done) | {"seconds": round(seconds, 3)})
         return
     stdout.print(
-        f"{done.events:,} events in {done.segments:,} segments, {done.faults:,} faults: {lake}", highlight=False
+        f"{done.events:,} events in {done.segments:,} segments, {done.faults:,} faults: {lake}\n"
+        f"{seconds:.1f} s, {done.events / seconds:,.0f} events/s",
+        highlight=False,
     )
 
 
@@ -78,6 +88,15 @@ def release_command(
         print_json({"part": part, "segments": segments})
         return
     stdout.print(f"part {part}: {segments:,} segments are in {lake} now", highlight=False)
+
+
+@contextmanager
+def _bar(total: int) -> Generator[Callable[[int], None]]:
+    """How far it is, for a person at a terminal."""
+    columns = (TextColumn("{task.completed:,} events"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda written: progress.update(bar, completed=written)
 
 
 def _require_numpy() -> None:
