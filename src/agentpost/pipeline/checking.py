@@ -11,6 +11,7 @@ left out or doubtful is reported with its reason, and nothing here raises for wh
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,11 @@ _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # So many findings of one rule in one segment say enough; the last one says how many more there are.
 _MOST_FINDINGS: Final = 1000
 _CHECKED: Final = ["seq", "event_id", "kind", "source_node", "corr_id", "created_us", "event_hour", "chain", "body"]
+_CHAIN: Final = 32
+# So many bodies at a time: what a core keeps close.
+_HASHED_AT_ONCE: Final = 2000
+_LARGE: Final = pa.large_binary()
+_NOTHING: Final = pa.scalar(b"", _LARGE)
 _KINDS: Final = pa.array([str(kind) for kind in Kind])
 
 
@@ -176,23 +182,26 @@ def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
     """The place of the first event whose chain does not follow from the chain before it and its bytes."""
     before = bytes.fromhex(manifest.start_chain)
     at = 0
-    for batch in table.select(["chain", "body"]).to_batches():
+    for batch in table.select(["chain", "body"]).to_batches(max_chunksize=_HASHED_AT_ONCE):
         stored: Any = batch["chain"]
-        bodies: Any = batch["body"]
-        # Slices of one copy of the bytes: a Python object for every value would take as long as the hash.
-        offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
-        ends: list[int] = offsets.tolist()
-        content = bodies.buffers()[2].to_pybytes()
-        chains = stored.buffers()[1].to_pybytes()[32 * stored.offset : 32 * (stored.offset + len(stored))]
-        links = [chains[place : place + 32] for place in range(0, len(chains), 32)]
-        found = [
-            sha256(chain + content[start:end]).digest()
-            for chain, start, end in zip([before, *links], ends, ends[1:], strict=False)
-        ]
-        if b"".join(found) != chains:
-            return at + next(place for place, (one, other) in enumerate(zip(found, links, strict=True)) if one != other)
-        at += len(links)
-        before = links[-1] if links else before
+        chains: bytes = stored.buffers()[1][
+            _CHAIN * stored.offset : _CHAIN * (stored.offset + len(stored))
+        ].to_pybytes()
+        # Each body after the chain before it, in one piece of memory: an object for every value would take as long as
+        # the hash.
+        earlier = pa.FixedSizeBinaryArray.from_buffers(
+            stored.type, len(stored), [None, pa.py_buffer((before + chains)[:-_CHAIN])]
+        )
+        linked: Any = pc.binary_join_element_wise(*(each.cast(_LARGE) for each in (earlier, batch["body"])), _NOTHING)
+        ends: list[int] = np.frombuffer(linked.buffers()[1], np.int64)[: len(linked) + 1].tolist()
+        content = memoryview(linked.buffers()[2])
+        found = b"".join([sha256(content[start:end]).digest() for start, end in pairwise(ends)])
+        if found != chains:
+            return at + next(
+                n for n in range(len(stored)) if found[_CHAIN * n :][:_CHAIN] != chains[_CHAIN * n :][:_CHAIN]
+            )
+        at += len(stored)
+        before = found[-_CHAIN:]
     return None if before.hex() == manifest.end_chain else at - 1
 
 

@@ -104,6 +104,9 @@ class HourTables:
 
         with _plans_for(self._spark, small=_is_small(intake)):
             side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
+        for rows in silver.values():
+            if rows.is_cached:
+                rows.unpersist()
 
     def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
         """All that is known of the touched hours, a row for each key."""
@@ -113,7 +116,11 @@ class HourTables:
         rows = in_one_part(rows, few=few)
         # What one run wrote has each key once.
         old = files[: len(files) - len(self._new_silver[name])]
-        return table.merge(rows) if any(overlaps(file.hours, touched) for file in old) else rows
+        if not any(overlaps(file.hours, touched) for file in old):
+            return rows
+        merged = table.merge(rows)
+        # Most of gold is made of them: merged once, and kept until it is.
+        return merged.persist() if table.name == "deliveries" else merged
 
     def _are_few(self, tables: Sequence[str], hours: frozenset[int]) -> bool:
         """Whether these tables have few rows of these hours."""
