@@ -102,11 +102,13 @@ class HourTables:
             files = self._writer.write(table.name, rows.coalesce(1) if _is_small(intake) else rows, few=few)
             self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
 
-        with _plans_for(self._spark, small=_is_small(intake)):
-            side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
-        for rows in silver.values():
-            if rows.is_cached:
-                rows.unpersist()
+        try:
+            with _plans_for(self._spark, small=_is_small(intake)):
+                side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
+        finally:
+            for rows in silver.values():
+                if rows.is_cached:
+                    rows.unpersist()
 
     def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
         """All that is known of the touched hours, a row for each key."""
@@ -119,8 +121,7 @@ class HourTables:
         if not any(overlaps(file.hours, touched) for file in old):
             return rows
         merged = table.merge(rows)
-        # Most of gold is made of them: merged once, and kept until it is.
-        return merged.persist() if table.name == "deliveries" else merged
+        return merged.persist() if table.is_shared else merged
 
     def _are_few(self, tables: Sequence[str], hours: frozenset[int]) -> bool:
         """Whether these tables have few rows of these hours."""

@@ -46,9 +46,9 @@ def _times(answered: Column) -> list[Column]:
 
 
 def _measured(rows: DataFrame, *key: str) -> DataFrame:
-    """The measures of each key, of all values in order: there are many keys with few values, so lists of them are small.
+    """The measures of each key, from all of its values in order: keys are many, and the values of one are few.
 
-    Rows of a key meet before anything is made of them: lists that are joined would be written and read once more.
+    The rows of a key meet before anything is made of them: to join lists, each would be written and read once more.
     """
     delivery, answer = sf.col("delivery"), sf.col("answer")
     found = (
