@@ -12,7 +12,7 @@ left out or doubtful is reported with its reason, and nothing here raises for wh
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,6 @@ _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # So many findings of one rule in one segment say enough; the last one says how many more there are.
 _MOST_FINDINGS: Final = 1000
 _CHECKED: Final = ["seq", "event_id", "kind", "source_node", "corr_id", "created_us", "event_hour", "chain", "body"]
-_CHAIN: Final = 32
 # So many bodies at a time: what a core keeps close.
 _HASHED_AT_ONCE: Final = 2000
 _LARGE: Final = pa.large_binary()
@@ -183,25 +182,19 @@ def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
     before = bytes.fromhex(manifest.start_chain)
     at = 0
     for batch in table.select(["chain", "body"]).to_batches(max_chunksize=_HASHED_AT_ONCE):
-        stored: Any = batch["chain"]
-        chains: bytes = stored.buffers()[1][
-            _CHAIN * stored.offset : _CHAIN * (stored.offset + len(stored))
-        ].to_pybytes()
+        stored, bodies = (cast("pa.LargeBinaryArray", batch[name].cast(_LARGE)) for name in ("chain", "body"))
         # Each body after the chain before it, in one piece of memory: an object for every value would take as long as
         # the hash.
-        earlier = pa.FixedSizeBinaryArray.from_buffers(
-            stored.type, len(stored), [None, pa.py_buffer((before + chains)[:-_CHAIN])]
-        )
-        linked: Any = pc.binary_join_element_wise(*(each.cast(_LARGE) for each in (earlier, batch["body"])), _NOTHING)
+        earlier = pa.concat_arrays([pa.array([before], _LARGE), stored[:-1]])
+        linked: Any = pc.binary_join_element_wise(earlier, bodies, _NOTHING)
         ends: list[int] = np.frombuffer(linked.buffers()[1], np.int64)[: len(linked) + 1].tolist()
         content = memoryview(linked.buffers()[2])
-        found = b"".join([sha256(content[start:end]).digest() for start, end in pairwise(ends)])
-        if found != chains:
-            return at + next(
-                n for n in range(len(stored)) if found[_CHAIN * n :][:_CHAIN] != chains[_CHAIN * n :][:_CHAIN]
-            )
-        at += len(stored)
-        before = found[-_CHAIN:]
+        found = [sha256(content[start:end]).digest() for start, end in pairwise(ends)]
+        same = pc.equal(pa.array(found, _LARGE), stored)
+        if not pc.all(same).as_py():
+            return at + pc.index(same, pa.scalar(False)).as_py()
+        at += len(found)
+        before = found[-1] if found else before
     return None if before.hex() == manifest.end_chain else at - 1
 
 
