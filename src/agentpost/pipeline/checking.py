@@ -42,7 +42,7 @@ _CHECKED: Final = ["seq", "event_id", "kind", "source_node", "corr_id", "created
 # So many bodies at a time: what a core keeps close.
 _HASHED_AT_ONCE: Final = 2000
 _LARGE: Final = pa.large_binary()
-_NOTHING: Final = pa.scalar(b"", _LARGE)
+_NOTHING: Final = cast("Any", pa.scalar(b"", _LARGE))  # the stubs know of arrays only
 _KINDS: Final = pa.array([str(kind) for kind in Kind])
 
 
