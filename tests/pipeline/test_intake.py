@@ -258,9 +258,12 @@ def last_manifest(outbox: Outbox) -> SegmentManifest:
     return msgspec.json.decode(path.read_bytes(), type=SegmentManifest)
 
 
-def test_a_broken_chain_is_found(outbox: Outbox) -> None:
-    """A changed event is found at its seq, and one that was never signed at its segment."""
+@pytest.mark.parametrize("at_once", [1, 2, 3, 2000])
+def test_a_broken_chain_is_found(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """A changed event is found at its seq, however many are hashed at once, and no signature at its segment."""
+    monkeypatch.setattr("agentpost.pipeline.checking._HASHED_AT_ONCE", at_once)
     manifest = outbox.seal(outbox.messages(4))
+    assert rules(taken(outbox.lake)[0]) == []
     table = read_segment(outbox.lake, manifest)
     bodies = table["body"].to_pylist()
     bodies[2] = bodies[2].replace(b"hello", b"HELLO")

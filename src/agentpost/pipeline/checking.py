@@ -11,7 +11,8 @@ left out or doubtful is reported with its reason, and nothing here raises for wh
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,10 @@ _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # So many findings of one rule in one segment say enough; the last one says how many more there are.
 _MOST_FINDINGS: Final = 1000
 _CHECKED: Final = ["seq", "event_id", "kind", "source_node", "corr_id", "created_us", "event_hour", "chain", "body"]
+# So many bodies at a time: what a core keeps close.
+_HASHED_AT_ONCE: Final = 2000
+_LARGE: Final = pa.large_binary()
+_NOTHING: Final = cast("Any", pa.scalar(b"", _LARGE))  # the stubs know of arrays only
 _KINDS: Final = pa.array([str(kind) for kind in Kind])
 
 
@@ -176,23 +181,20 @@ def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
     """The place of the first event whose chain does not follow from the chain before it and its bytes."""
     before = bytes.fromhex(manifest.start_chain)
     at = 0
-    for batch in table.select(["chain", "body"]).to_batches():
-        stored: Any = batch["chain"]
-        bodies: Any = batch["body"]
-        # Slices of one copy of the bytes: a Python object for every value would take as long as the hash.
-        offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
-        ends: list[int] = offsets.tolist()
-        content = bodies.buffers()[2].to_pybytes()
-        chains = stored.buffers()[1].to_pybytes()[32 * stored.offset : 32 * (stored.offset + len(stored))]
-        links = [chains[place : place + 32] for place in range(0, len(chains), 32)]
-        found = [
-            sha256(chain + content[start:end]).digest()
-            for chain, start, end in zip([before, *links], ends, ends[1:], strict=False)
-        ]
-        if b"".join(found) != chains:
-            return at + next(place for place, (one, other) in enumerate(zip(found, links, strict=True)) if one != other)
-        at += len(links)
-        before = links[-1] if links else before
+    for batch in table.select(["chain", "body"]).to_batches(max_chunksize=_HASHED_AT_ONCE):
+        stored, bodies = (cast("pa.LargeBinaryArray", batch[name].cast(_LARGE)) for name in ("chain", "body"))
+        # Each body after the chain before it, in one piece of memory: an object for every value would take as long as
+        # the hash.
+        earlier = pa.concat_arrays([pa.array([before], _LARGE), stored[:-1]])
+        linked: Any = pc.binary_join_element_wise(earlier, bodies, _NOTHING)
+        ends: list[int] = np.frombuffer(linked.buffers()[1], np.int64)[: len(linked) + 1].tolist()
+        content = memoryview(linked.buffers()[2])
+        found = [sha256(content[start:end]).digest() for start, end in pairwise(ends)]
+        same = pc.equal(pa.array(found, _LARGE), stored)
+        if not pc.all(same).as_py():
+            return at + pc.index(same, pa.scalar(False)).as_py()
+        at += len(found)
+        before = found[-1] if found else before
     return None if before.hex() == manifest.end_chain else at - 1
 
 

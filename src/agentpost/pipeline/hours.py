@@ -33,7 +33,10 @@ MOST_DELTAS: Final = 6
 # What is made of fewer rows is made by one task, and written by the driver.
 FEW_ROWS: Final = 100_000
 # Little data: one partition and no second thoughts, which cost a job for every stage.
-_SMALL_PLANS: Final = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
+_PARTS: Final = "spark.sql.shuffle.partitions"
+_SMALL_PLANS: Final = {_PARTS: "1", "spark.sql.adaptive.enabled": "false"}
+# Much of it: what a task adds up has to fit into its share of the memory, however long the history is.
+_EVENTS_A_PART: Final = 600_000
 _NAMES: Final = pa.schema([("name_hash", pa.int64()), ("name", pa.string())])
 
 
@@ -78,7 +81,7 @@ class HourTables:
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
             return self._writer.write(_silver(table), partials, few=few)
 
-        with _plans_for(self._spark, small=_is_small(intake)):
+        with _plans_for(self._spark, intake):
             written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
         return frozenset(hour for files in written for file in files for hour in members(file.hours))
@@ -102,8 +105,13 @@ class HourTables:
             files = self._writer.write(table.name, rows.coalesce(1) if _is_small(intake) else rows, few=few)
             self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
 
-        with _plans_for(self._spark, small=_is_small(intake)):
-            side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
+        try:
+            with _plans_for(self._spark, intake):
+                side_by_side(write, [*self._catalog.gold, *self._catalog.silver])
+        finally:
+            for rows in silver.values():
+                if rows.is_cached:
+                    rows.unpersist()
 
     def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
         """All that is known of the touched hours, a row for each key."""
@@ -113,7 +121,10 @@ class HourTables:
         rows = in_one_part(rows, few=few)
         # What one run wrote has each key once.
         old = files[: len(files) - len(self._new_silver[name])]
-        return table.merge(rows) if any(overlaps(file.hours, touched) for file in old) else rows
+        if not any(overlaps(file.hours, touched) for file in old):
+            return rows
+        merged = table.merge(rows)
+        return merged.persist() if table.is_shared else merged
 
     def _are_few(self, tables: Sequence[str], hours: frozenset[int]) -> bool:
         """Whether these tables have few rows of these hours."""
@@ -161,9 +172,10 @@ def _is_small(intake: Intake) -> bool:
 
 
 @contextmanager
-def _plans_for(spark: SparkSession, *, small: bool) -> Generator[None]:
+def _plans_for(spark: SparkSession, intake: Intake) -> Generator[None]:
     """Plans that fit how much there is."""
-    wanted = _SMALL_PLANS if small else {}
+    parts = max(int(spark.conf.get(_PARTS) or 1), intake.events // _EVENTS_A_PART)
+    wanted = _SMALL_PLANS if _is_small(intake) else {_PARTS: str(parts)}
     before = {name: spark.conf.get(name) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

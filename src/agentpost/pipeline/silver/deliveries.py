@@ -80,11 +80,22 @@ COLUMNS: Final[merging.Columns] = {
     "ended_by_max": ("max", "bigint"),
 }
 _KEY: Final = ("hour", "event_id", "recipient")
+# What one event says of a delivery; those that count together stand together.
+_SENT, _ACCEPTED, _PROCESSED, _FAILED, _REPLIED, _FORGED, _DEAD, _INCIDENT = range(8)
+_OF_SENDS: Final = {
+    "deadline_us": "bigint",
+    "attempt": "int",
+    "routes": "int",
+    "capability": "bigint",
+    "to": "bigint",
+}
 
 
 def partials(bronze: DataFrame) -> DataFrame:
     """What these events say of deliveries."""
-    return merge(_sends(bronze).unionByName(_answers(bronze)))
+    said = _sends(bronze).unionByName(_answers(bronze))
+    # Who sent and who answered stand in different outboxes: to aggregate before the rows meet would only widen them.
+    return merge(_columns(said.repartition("event_id")))
 
 
 def merge(rows: DataFrame) -> DataFrame:
@@ -93,45 +104,44 @@ def merge(rows: DataFrame) -> DataFrame:
 
 
 def _sends(bronze: DataFrame) -> DataFrame:
-    place = place_of(sf.col("node"), sf.col("epoch"), sf.col("seq"))
-    sent = bronze.where(~sf.col("kind").isin(*_NOT_DELIVERED)).select(
+    """A narrow row for each recipient of what is delivered."""
+    sent = bronze.where(~sf.col("kind").isin(*_NOT_DELIVERED))
+    return sent.select("*", sf.posexplode("to_agents").alias("nth", "recipient")).select(
         sf.col("event_hour").alias("hour"),
         "event_id",
-        sf.inline(sf.arrays_zip("to_agents", "to_nodes")).alias("recipient", "to_node"),
-        code_of(sf.col("kind"), KINDS).alias("kind"),
-        bit_of(sf.least(sf.col("attempt"), sf.lit(_MOST_ATTEMPTS)) - 1).alias("attempt_bits"),
+        "recipient",
+        sf.lit(_SENT).alias("what"),
+        sf.col("created_us").alias("at_us"),
+        name_hash(sf.col("node")).alias("by"),
+        place_of(sf.col("node"), sf.col("epoch"), sf.col("seq")).alias("place"),
+        code_of(sf.col("kind"), KINDS).alias("code"),
+        sf.col("expires_us").alias("until_us"),
+        "deadline_us",
+        sf.least(sf.col("attempt"), sf.lit(_MOST_ATTEMPTS)).alias("attempt"),
         bits_of(sf.col("route_decision"), ROUTES).alias("routes"),
         name_hash(sf.col("capability_id")).alias("capability"),
-        name_hash(sf.col("node")).alias("source"),
-        "created_us",
-        "expires_us",
-        "deadline_us",
-        place.alias("place"),
-    )
-    to_node = name_hash(sf.col("to_node"))
-    return rows_of(
-        sent,
-        _KEY,
-        COLUMNS,
-        sends=sf.lit(1),
-        attempt_bits=sf.col("attempt_bits"),
-        kind=sf.col("kind"),
-        routes=sf.col("routes"),
-        capability=sf.col("capability"),
-        source=sf.col("source"),
-        to_min=to_node,
-        to_max=to_node,
-        emitted_us=sf.col("created_us"),
-        expires_us=sf.col("expires_us"),
-        deadline_us=sf.col("deadline_us"),
-        send_place=sf.col("place"),
-        last_send_place=sf.col("place"),
+        name_hash(sf.get("to_nodes", "nth")).alias("to"),
     )
 
 
 def _answers(bronze: DataFrame) -> DataFrame:
+    """A narrow row for each event that says what became of a delivery."""
     kind, ack_type = sf.col("kind"), sf.col("ack_type")
-    is_ack, is_reply, is_dead = kind == Kind.ACK, kind == Kind.REPLY, kind == Kind.DEAD_LETTER
+    is_ack, is_reply = kind == Kind.ACK, kind == Kind.REPLY
+    acked = (
+        sf.when(ack_type.isNull() | sf.col("acked_by_node").isNull(), sf.lit(None).cast("int"))
+        .when(sf.col("acked_by_node") != sf.col("node"), sf.lit(_FORGED))
+        .when(ack_type == AckType.ACCEPTED, sf.lit(_ACCEPTED))
+        .when(ack_type == AckType.FAILED_TERMINAL, sf.lit(_FAILED))
+        .otherwise(sf.lit(_PROCESSED))
+    )
+    what = (
+        sf.when(is_ack, acked)
+        .when(is_reply, sf.lit(_REPLIED))
+        .when(kind == Kind.DEAD_LETTER, sf.lit(_DEAD))
+        # Signals are many things; only the status request says what became of a delivery.
+        .when((kind == Kind.SIGNAL) & (sf.col("signal") == STATUS_REQUEST), sf.lit(_INCIDENT))
+    )
     said = bronze.where(kind.isin(*_ANSWERS) & sf.col("ref_event_id").isNotNull()).select(
         sf.col("ref_hour").alias("hour"),
         sf.col("ref_event_id").alias("event_id"),
@@ -139,59 +149,75 @@ def _answers(bronze: DataFrame) -> DataFrame:
         .when(is_reply, sf.col("source_agent"))
         .otherwise(sf.col("dead_for_agent"))
         .alias("recipient"),
-        (is_ack & (sf.col("acked_by_node") != sf.col("node"))).alias("is_forged"),
-        (is_ack & (ack_type == AckType.ACCEPTED)).alias("is_accepted"),
-        (is_ack & (ack_type != AckType.ACCEPTED)).alias("is_outcome"),
-        (is_ack & (ack_type == AckType.FAILED_TERMINAL)).alias("is_failure"),
-        is_reply.alias("is_reply"),
-        is_dead.alias("is_dead"),
-        ((kind == Kind.SIGNAL) & (sf.col("signal") == STATUS_REQUEST)).alias("is_incident"),
+        what.alias("what"),
         sf.coalesce("acked_us", "ended_us", "created_us").alias("at_us"),
-        "eta_us",
-        code_of(sf.col("reason"), DEAD_REASONS, other=OTHER_REASON).alias("reason"),
         name_hash(sf.col("node")).alias("by"),
         place_of(sf.col("node"), sf.col("epoch"), sf.col("seq")).alias("place"),
+        code_of(sf.col("reason"), DEAD_REASONS, other=OTHER_REASON).alias("code"),
+        sf.col("eta_us").alias("until_us"),
+        *[sf.lit(None).cast(kind).alias(name) for name, kind in _OF_SENDS.items()],
     )
-    said = said.where(sf.col("recipient").isNotNull() & _is_counted())
-    is_forged = sf.col("is_forged")
-    is_accepted = sf.col("is_accepted") & ~is_forged
-    is_outcome = sf.col("is_outcome") & ~is_forged
-    is_reply, is_dead = sf.col("is_reply"), sf.col("is_dead")
-    at, by, place = sf.col("at_us"), sf.col("by"), sf.col("place")
+    return said.where(sf.col("recipient").isNotNull() & sf.col("what").isNotNull())
+
+
+def _columns(said: DataFrame) -> DataFrame:
+    """The columns of the table, for what each row says."""
+    one, at, by, place, until = sf.lit(1), sf.col("at_us"), sf.col("by"), sf.col("place"), sf.col("until_us")
+
+    def of(what: int, value: Column) -> Column:
+        return sf.when(sf.col("what") == what, value)
+
+    def of_outcomes(value: Column) -> Column:
+        return sf.when(sf.col("what").between(_PROCESSED, _FAILED), value)
+
+    def of_answers(value: Column) -> Column:
+        return sf.when(sf.col("what").between(_PROCESSED, _REPLIED), value)
+
+    def of_ends(value: Column) -> Column:
+        return sf.when(sf.col("what").between(_DEAD, _INCIDENT), value)
+
     return rows_of(
         said,
         _KEY,
         COLUMNS,
-        accepts=sf.when(is_accepted, sf.lit(1)),
-        accepted_us=sf.when(is_accepted, at),
-        accepted_by_min=sf.when(is_accepted, by),
-        accepted_by_max=sf.when(is_accepted, by),
-        accept_place=sf.when(is_accepted, place),
-        last_accept_place=sf.when(is_accepted, place),
-        eta_us=sf.when(is_accepted, sf.col("eta_us")),
-        outcomes=sf.when(is_outcome, sf.lit(1)),
-        failures=sf.when(sf.col("is_failure") & ~is_forged, sf.lit(1)),
-        outcome_us=sf.when(is_outcome, at),
-        outcome_place=sf.when(is_outcome, place),
-        last_outcome_place=sf.when(is_outcome | is_reply, place),
-        replies=sf.when(is_reply, sf.lit(1)),
-        replied_us=sf.when(is_reply, at),
-        reply_place=sf.when(is_reply, place),
-        outcome_by_min=sf.when(is_outcome | is_reply, by),
-        outcome_by_max=sf.when(is_outcome | is_reply, by),
-        forged=sf.when(is_forged, sf.lit(1)),
-        forged_place=sf.when(is_forged, place),
-        forged_by=sf.when(is_forged, by),
-        dead_letters=sf.when(is_dead, sf.lit(1)),
-        dead_us=sf.when(is_dead, at),
-        dead_reason=sf.when(is_dead, sf.col("reason")),
-        dead_place=sf.when(is_dead, place),
-        incident_us=sf.when(sf.col("is_incident"), at),
-        ended_by_min=sf.when(is_dead | sf.col("is_incident"), by),
-        ended_by_max=sf.when(is_dead | sf.col("is_incident"), by),
+        sends=of(_SENT, one),
+        attempt_bits=of(_SENT, bit_of(sf.col("attempt") - 1)),
+        kind=of(_SENT, sf.col("code")),
+        capability=sf.col("capability"),
+        routes=sf.col("routes"),
+        source=of(_SENT, by),
+        to_min=sf.col("to"),
+        to_max=sf.col("to"),
+        emitted_us=of(_SENT, at),
+        expires_us=of(_SENT, until),
+        deadline_us=sf.col("deadline_us"),
+        send_place=of(_SENT, place),
+        last_send_place=of(_SENT, place),
+        accepts=of(_ACCEPTED, one),
+        accepted_us=of(_ACCEPTED, at),
+        accepted_by_min=of(_ACCEPTED, by),
+        accepted_by_max=of(_ACCEPTED, by),
+        accept_place=of(_ACCEPTED, place),
+        last_accept_place=of(_ACCEPTED, place),
+        eta_us=of(_ACCEPTED, until),
+        outcomes=of_outcomes(one),
+        failures=of(_FAILED, one),
+        outcome_us=of_outcomes(at),
+        outcome_place=of_outcomes(place),
+        last_outcome_place=of_answers(place),
+        replies=of(_REPLIED, one),
+        replied_us=of(_REPLIED, at),
+        reply_place=of(_REPLIED, place),
+        outcome_by_min=of_answers(by),
+        outcome_by_max=of_answers(by),
+        forged=of(_FORGED, one),
+        forged_place=of(_FORGED, place),
+        forged_by=of(_FORGED, by),
+        dead_letters=of(_DEAD, one),
+        dead_us=of(_DEAD, at),
+        dead_reason=of(_DEAD, sf.col("code")),
+        dead_place=of(_DEAD, place),
+        incident_us=of(_INCIDENT, at),
+        ended_by_min=of_ends(by),
+        ended_by_max=of_ends(by),
     )
-
-
-def _is_counted() -> Column:
-    """Signals are many things; only the status request says what became of a delivery."""
-    return sf.col("is_accepted") | sf.col("is_outcome") | sf.col("is_reply") | sf.col("is_dead") | sf.col("is_incident")
