@@ -640,16 +640,20 @@ async def test_who_is_refused_does_not_hold_up_the_others_of_its_turn(
 
 @pytest.mark.req("PIPE-3")
 async def test_a_field_that_no_reader_takes_is_refused_beside_others_like_it(post: Post) -> None:
-    """A corrId of the wrong form is found although a message to the same agent was fine."""
-    fine, wrong = await asyncio.gather(
+    """A corrId of the wrong form, and a 1 for a True, are found although messages to the same agent were fine."""
+    fine, wrong_form, asks, wrong_type = await asyncio.gather(
         post.publisher.send(to("bob")),
         post.publisher.send(replace(to("bob"), corr_id=CorrId("corr_nonsense"))),
+        post.publisher.send(replace(to("bob"), expects_reply=True)),
+        post.publisher.send(replace(to("bob"), expects_reply=1)),
         return_exceptions=True,
     )
     assert isinstance(fine, Receipt)
-    assert isinstance(wrong, Refusal)
-    assert wrong.code is Code.INVALID_FIELD
-    assert len(post.events()) == 1
+    assert isinstance(asks, Receipt)
+    for wrong in (wrong_form, wrong_type):
+        assert isinstance(wrong, Refusal)
+        assert wrong.code is Code.INVALID_FIELD
+    assert len(post.events()) == 2
 
 
 @pytest.mark.req("PIPE-3")

@@ -139,7 +139,9 @@ class Gatherer:
             sealed=seal.seal(posting.encoded, event_id=posting.event_id),
         )
         # What is like a message that could be read can be read: ids, times and ciphertext were made here.
-        alike = (id(placement), request.source_agent_id, request.required_capabilities, request.priority)
+        # To Python 1 is the same as True, and to a reader it is not.
+        expects_reply = (request.expects_reply, type(request.expects_reply))
+        alike = (id(placement), request.source_agent_id, request.required_capabilities, request.priority, expects_reply)
         if alike not in turn.readable or request.corr_id is not None or request.expires_at is not None:
             check_readable(event)
             turn.readable.add(alike)
