@@ -61,7 +61,7 @@ def check_told(run: Run, struck: Point) -> None:
     for operation, answer in run.acknowledged:
         assert answer == operation.answer, operation.name
     for operation, refusal in run.refused:
-        assert refusal.code in {Code.STORAGE_FAILED, operation.answer}, operation.name
+        assert refusal.code in (Code.STORAGE_FAILED, operation.answer), operation.name
     if run.opened_at is None or run.closing_at is None:
         assert _is_failed(run.opening)
         assert run.failures == []
