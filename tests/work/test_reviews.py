@@ -1,5 +1,6 @@
 """Review items: one for each cause, brought to the coordinator, closed once."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def test_one_cause_is_one_item_with_so_many_samples(served: ServedGateway) -> No
     assert len(found["timeout"].sample_corr_ids) == MAX_SAMPLES
     shown = served.operator.get(f"/ansible/reviews/{found['timeout'].review_id}")
     assert shown["casesHere"] == 30
+
+
+@pytest.mark.req("CAP-6")
+def test_cases_that_come_at_once_are_all_counted(served: ServedGateway) -> None:
+    """Three misses of a capability in one moment are three, and worth an item."""
+    reporter = served.gateway.commons.reporter
+    cases = [
+        Case(trigger=Trigger.ROUTING_MISS, capability_id=CAPABILITY, corr_id=f"corr_{place}")
+        for place in range(ROUTING_MISSES)
+    ]
+
+    async def report_all() -> list[str]:
+        return await asyncio.gather(*map(reporter.report, cases))
+
+    assert len(set(served.run(report_all))) == 1
+    (item,) = reviews(served)
+    assert sorted(item.sample_corr_ids) == [case.corr_id for case in cases]
 
 
 @pytest.mark.req("CAP-6")

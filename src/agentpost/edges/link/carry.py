@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _LAST_WORD_SECONDS: Final = 1.0
 # How long what is in no hurry waits for something to go with.
-_SOON_SECONDS: Final = 0.025
+_SOON_SECONDS: Final = 0.002
 
 
 class LinkConnection:

@@ -4,6 +4,7 @@ A case is noted in the store before anything else happens. Who may write the que
 coordinator by a signal, and tells it again until the room shows that it was heard.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, Final
@@ -70,6 +71,8 @@ class ReviewReporter:
         self._maker = maker
         self._clock = clock
         self._wakeups = wakeups
+        # Of two cases at once, the second has to find the first when it is counted.
+        self._counting = asyncio.Lock()
 
     async def report(self, case: Case) -> str:
         """Count a case, and bring it to the queue if it is worth an item. Gives the id that the item has or will have.
@@ -93,8 +96,9 @@ class ReviewReporter:
             sample_corr_ids=(case.corr_id,),
             created_at=format_ms(now_ms),
         )
-        cause = self._with(fresh, case)
-        await self._keep(cause)
+        async with self._counting:
+            cause = self._with(fresh, case)
+            await self._keep(cause)
         if cause.is_due:
             await self._bring(cause)
         return cause.item.review_id
