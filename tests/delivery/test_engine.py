@@ -13,6 +13,7 @@ from agentpost.delivery.publish import SendRequest
 from agentpost.edges.runtimes.handler import HandlerRuntime
 from agentpost.edges.runtimes.pull import PullRuntime
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
@@ -134,6 +135,22 @@ async def test_who_sends_and_waits_hears_the_last_word_of_each_recipient(engine:
     assert {each.state for each in engine.store.deliveries_of(receipt.event_id)} == {DeliveryState.REPLIED}
     with pytest.raises(Refusal):
         await engine.outcomes.send(to("nobody"))
+
+
+@pytest.mark.req("ACK-5")
+async def test_the_word_of_an_agent_that_was_not_asked_ends_nothing(engine: Engine) -> None:
+    """Whoever waits hears of the recipients only, whatever another agent's gateway says of the message."""
+    await engine.agents.add("carl", "pull")
+    waiting = asyncio.ensure_future(engine.outcomes.send(to("carl")))
+    await until(lambda: bool(engine.mailroom.inbox("carl")))
+    (line,) = engine.mailroom.inbox("carl")
+    engine.wakeups.deliveries_heard(
+        [Change(event_id=line.event_id, to_agent_id="eve", signal=DeliverySignal.PROCESSED, at_ms=0)]
+    )
+    await engine.mailroom.reply("carl", line.event_id, Content(body="yes"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        _, last_words = await waiting
+    assert set(last_words) == {"carl"}
 
 
 async def test_waiting_for_what_was_never_sent_is_refused(engine: Engine) -> None:

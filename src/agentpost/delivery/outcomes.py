@@ -36,10 +36,11 @@ class _Expected(Struct, kw_only=True):
             self.ended.set_exception(error)
 
     def heard(self, change: Change) -> None:
-        # The first word that ends a delivery is the last one that counts.
-        self.last_words.setdefault(change.to_agent_id, change)
-        self.missing.discard(change.to_agent_id)
-        self._look()
+        # The first word that ends a delivery is the last one that counts, and nobody else was asked.
+        if change.to_agent_id in self.missing:
+            self.missing.remove(change.to_agent_id)
+            self.last_words[change.to_agent_id] = change
+            self._look()
 
     def _look(self) -> None:
         if self.receipt is not None and not self.missing and not self.ended.done():
