@@ -165,7 +165,7 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "streams": [store.read_stream(node, 0, limit=100_000, max_bytes=1 << 40) for node in (NODE, PEER, "node-c")],
         "states": store.count_deliveries(),
         "inboxes": [store.inbox_items(agent, newest_first=True, limit=100_000) for agent in agents],
-        "waiting": [(store.backlog_size(agent), store.next_backlog_due_at_ms(agent)) for agent in agents],
+        "waiting": [store.backlog_size(agent) for agent in agents],
         "engaged": store.engaged_entries(),
         "mirrors": store.mirrors(),
         "agents": store.local_agents(),
