@@ -52,6 +52,8 @@ _SETTINGS: Final = {
     # A list of values stands beside the code that is written for a query, not in it: the next run has other hours.
     "spark.sql.optimizer.inSetConversionThreshold": "0",
     "spark.sql.optimizer.inSetSwitchThreshold": "0",
+    # Lists of values are made in memory for so many keys at once; `latency` has thousands of short ones.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "200000",
     "spark.sql.autoBroadcastJoinThreshold": str(32 * 1024 * 1024),
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",
