@@ -86,13 +86,13 @@ class Rows:
                         raise foreign_source(event, node_id)
                     body = encode_for_outbox(replace(event, seq=seq + 1))
                     seq += 1
-                    chain = chain_after(chain, body)
+                    before, chain = chain, chain_after(chain, body)
                     # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch
                     # without asking Python for every value.
                     packed.append(event.event_id.encode() + chain + body)
                     stored.append(StoredEvent(seq=seq, chain=chain, raw=body))
                     if event.to_nodes:
-                        self._extend_streams(event.to_nodes, seq, body)
+                        self._extend_streams(event.to_nodes, seq, body, before, chain)
                     if event.payload_ref is not None:
                         payloads.append((event.payload_ref.sha256, event.event_id))
                     if type(event) in SAID_OF_TASKS:
@@ -129,11 +129,15 @@ class Rows:
         self.packed, self.events, self.streams, self.deliveries, self.payloads = [], [], [], {}, []
         self.after = (self.seq, self.chain)
 
-    def _extend_streams(self, to_nodes: Sequence[str], seq: int, body: bytes) -> None:
-        """Make the event the next one of each of these streams, once, however often it names one."""
+    def _extend_streams(self, to_nodes: Sequence[str], seq: int, body: bytes, before: bytes, after: bytes) -> None:
+        """Make the event the next one of each of these streams, once, however often it names one.
+
+        `before` and `after` are the chain of the outbox without and with it. A stream that has had all of the outbox so
+        far has the same chain, and that is not computed twice.
+        """
         for node_id in to_nodes if len(to_nodes) == 1 else dict.fromkeys(to_nodes):
             chain = self._stream_chains.get(node_id) or self._stream_end(node_id)
-            self._stream_chains[node_id] = chain = chain_after(chain, body)
+            self._stream_chains[node_id] = chain = after if chain == before else chain_after(chain, body)
             self.streams.append((node_id, seq, chain))
 
     def _take_back(self, events: Sequence[Event], count: int) -> None:
