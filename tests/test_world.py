@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-from agentpost.world import SystemChance
+from agentpost.protocol.ids import EventId, ulid_time_ms
+from agentpost.testing import START_MS, FakeClock, SeededChance
+from agentpost.world import IdMaker, SystemChance
 
 
 def test_no_byte_of_chance_is_given_out_twice() -> None:
@@ -33,3 +35,15 @@ os.write(1, chance.entropy(16).hex().encode() + b" ")
     # The child may outlive the parent, but not its output: the pipe is read to its end.
     first, second = shown.stdout.split()
     assert first != second
+
+
+def test_ids_of_one_moment_have_its_time() -> None:
+    """Ids that are made together say the same time, and sort among all others in the order of their making."""
+    clock = FakeClock()
+    ids = IdMaker(clock, SeededChance(1))
+    moment = ids.of_one_moment(EventId)
+    made = [next(moment) for _ in range(3)]
+    clock.advance(5)
+    made += [next(moment), ids.make(EventId), ids.make(EventId)]
+    assert made == sorted(set(made))
+    assert [ulid_time_ms(each) - START_MS for each in made] == [0, 0, 0, 0, 5, 5]

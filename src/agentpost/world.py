@@ -6,7 +6,7 @@ Everything else is handed a Clock and a Chance, so that tests and the simulation
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from agentpost.protocol.ids import ENTROPY_BYTES, AnyId, SessionId, UlidSource
@@ -83,6 +83,12 @@ class IdMaker:
 
     def make(self, kind: Callable[[str], AnyId]) -> AnyId:
         return self._source.make(kind, now_ms=self._clock.now_ms(), entropy=self._chance.entropy(ENTROPY_BYTES))
+
+    def of_one_moment(self, kind: Callable[[str], AnyId]) -> Iterator[AnyId]:
+        """As many new ids as are asked for, all of the time of the first. For what is said at once, not to be kept."""
+        yield self.make(kind)
+        while True:
+            yield self._source.another(kind)
 
 
 def new_epoch(ids: IdMaker) -> str:

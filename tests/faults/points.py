@@ -92,7 +92,7 @@ SEND_CALLS: Final = frozenset(
     {
         ("edges/link/carry.py", "_write"),
         ("edges/link/dial.py", "_send"),
-        ("edges/link/serve.py", "send_bytes"),
+        ("edges/link/serve.py", "send_frames"),
         ("edges/link/serve.py", "serve"),
     }
 )

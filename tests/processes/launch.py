@@ -9,7 +9,7 @@ which the process kills itself, as `kill -9` would. Nothing else is different.
 import functools
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,16 @@ def die_at(point: str) -> None:
     assert (kind, name in FRAMES) == ("send", True), point
     write = carry.LinkConnection._write
 
-    def dying_write(self: carry.LinkConnection, send: Callable[[bytes], Awaitable[None]]) -> Awaitable[None]:
-        async def dying_send(frame: bytes) -> None:
-            is_it = decode_frame(frame).__struct_config__.tag == name
-            if is_it and when == "before":
-                _die()
-            await send(frame)
-            if is_it:
-                _die()
+    def dying_write(self: carry.LinkConnection, send: carry.SendFrames) -> Awaitable[None]:
+        async def dying_send(frames: Sequence[bytes]) -> None:
+            # One by one, so that those before it are sent and those after it are not.
+            for frame in frames:
+                is_it = decode_frame(frame).__struct_config__.tag == name
+                if is_it and when == "before":
+                    _die()
+                await send((frame,))
+                if is_it:
+                    _die()
 
         return write(self, dying_send)
 

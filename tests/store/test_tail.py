@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agentpost.protocol.errors import Refusal
 from agentpost.store import tail as tail_module
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import OutboxSlice, StreamSlice
+from agentpost.store.values import Head, OutboxSlice, StreamSlice
 from agentpost.testing import START_MS, a_message
 from tests.store.building import NODE, a_subscriber, deliveries_of
 
@@ -23,12 +23,23 @@ async def append(store: SqliteStore, first: int, to: Sequence[Sequence[str]]) ->
     await store.append([replace(event, to_nodes=tuple(nodes)) for event, nodes in zip(events, to, strict=True)])
 
 
+def ends_of(store: SqliteStore, part: OutboxSlice) -> dict[str, Head]:
+    """Where the streams end that have an event of this part, as the file says."""
+    ends: dict[str, Head] = {}
+    for reader in READERS:
+        for event in store.read_stream(reader, part.after_seq, limit=1_000, max_bytes=1 << 30).events:
+            if part.events and event.seq <= part.events[-1].seq:
+                ends[reader] = Head(seq=event.seq, chain=event.chain)
+    return ends
+
+
 def slices(
     store: SqliteStore, after_seq: int, limit: int, max_bytes: int, *, may_lag: bool
 ) -> list[OutboxSlice | StreamSlice]:
-    found: list[OutboxSlice | StreamSlice] = [
-        store.read_outbox(after_seq, limit=limit, max_bytes=max_bytes, may_lag=may_lag)
-    ]
+    outbox = store.read_outbox(after_seq, limit=limit, max_bytes=max_bytes, may_lag=may_lag)
+    if outbox.ends is None:
+        outbox = replace(outbox, ends=ends_of(store, outbox))
+    found: list[OutboxSlice | StreamSlice] = [outbox]
     found += [
         store.read_stream(reader, after_seq, limit=limit, max_bytes=max_bytes, may_lag=may_lag) for reader in READERS
     ]

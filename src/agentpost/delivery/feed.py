@@ -18,7 +18,7 @@ from agentpost.delivery.heads import sign_head
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, StreamMark, chain_over, decode_head, next_chain
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, MirrorSlice, StoredEvent, StreamSlice, Subscriber
+from agentpost.store.values import CHAIN_START, Head, MirrorSlice, OutboxSlice, StoredEvent, StreamSlice, Subscriber
 from agentpost.world import Clock
 
 __all__ = ["MAX_UNDER_WAY", "Feed", "MirrorFeed", "OutboxFeed", "SubscriberNotes", "WholeFeed", "addressed_to"]
@@ -232,7 +232,7 @@ class WholeFeed(Feed):
             epoch=self._store.epoch,
             seq=last.seq,
             chain=last.chain,
-            streams=self._marks(part.events),
+            streams=self._marks(part),
         )
         raw, signature = sign_head(head, self._signing)
         return Events(
@@ -247,13 +247,18 @@ class WholeFeed(Feed):
             before_chain=part.floor_chain if is_start else None,
         )
 
-    def _marks(self, events: Iterable[StoredEvent]) -> dict[str, StreamMark]:
+    def _marks(self, part: OutboxSlice) -> dict[str, StreamMark]:
+        ends = self._ends(part.events) if part.ends is None else part.ends
+        return {
+            node_id: StreamMark(seq=end.seq, chain=end.chain) for node_id, end in ends.items() if node_id != self.source
+        }
+
+    def _ends(self, events: Iterable[StoredEvent]) -> dict[str, Head]:
         latest: dict[str, int] = {}
         for event in events:
             for node_id in addressed_to(event.raw):
                 latest[node_id] = event.seq
-        latest.pop(self.source, None)
-        marks: dict[str, StreamMark] = {}
+        ends: dict[str, Head] = {}
         for node_id, seq in latest.items():
             # The events may have been read from the file, where they stand before they stand in memory.
             found = (
@@ -261,8 +266,8 @@ class WholeFeed(Feed):
                 or self._store.read_stream(node_id, seq - 1, limit=1).events
             )
             for event in found:
-                marks[node_id] = StreamMark(seq=event.seq, chain=event.chain)
-        return marks
+                ends[node_id] = Head(seq=event.seq, chain=event.chain)
+        return ends
 
 
 class MirrorFeed(Feed):

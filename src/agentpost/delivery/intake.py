@@ -189,8 +189,9 @@ class Intake:
             await self.report("forged_ack", source, eventId=strange.event_id, toAgentId=strange.to_agent_id)
 
     def _read(self, batch: Batch) -> _Reading:
-        source = batch.source_node_id
+        source, node_id = batch.source_node_id, self._store.node_id
         local = self._store.local_agent_ids()
+        accepted = self._maker.acks(AckType.ACCEPTED)
         room = self._room.snapshot()
         now_ms = self._clock.now_ms()
         reading = _Reading()
@@ -209,9 +210,9 @@ class Intake:
                 self._hear(event, raw, reading, room, now_ms)
                 continue
             acks: dict[str, Event] = {
-                agent_id: self._maker.ack(event, AckType.ACCEPTED, agent_id=agent_id)
+                agent_id: accepted(event, agent_id)
                 for agent_id in recipients_of(event)
-                if agent_id in local and is_engaged_by(event, agent_id=agent_id, node_id=self._store.node_id)
+                if agent_id in local and is_engaged_by(event, agent_id=agent_id, node_id=node_id)
             }
             if (acks or isinstance(event, ReplyEvent)) and self._is_forged(event, source, room):
                 # It has its place in the stream, and no agent gets it. An honest one is sent again, and taken then.

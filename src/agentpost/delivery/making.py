@@ -1,5 +1,6 @@
 """New events of this gateway: ids, times and the fields that all of them share. Appends nothing by itself."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -38,9 +39,25 @@ class EventMaker:
         reason: str | None = None,
     ) -> AckEvent:
         """What became of `event` for `agent_id`, told to the gateway that it came from (ACK-1, PIPE-2)."""
-        now = self._now()
+        return self._ack(event, ack_type, agent_id, self._ids.make(EventId), self._now(), eta_at, reason)
+
+    def acks(self, ack_type: AckType) -> Callable[[Event, str], AckEvent]:
+        """Makes the ACKs to many events, each for an agent, that are all said now. Not to be kept."""
+        now, ids = self._now(), self._ids.of_one_moment(EventId)
+        return lambda event, agent_id: self._ack(event, ack_type, agent_id, next(ids), now)
+
+    def _ack(
+        self,
+        event: Event,
+        ack_type: AckType,
+        agent_id: str,
+        event_id: EventId,
+        now: str,
+        eta_at: str | None = None,
+        reason: str | None = None,
+    ) -> AckEvent:
         return AckEvent(
-            event_id=self._ids.make(EventId),
+            event_id=event_id,
             source_node_id=self.node_id,
             source_agent_id=agent_id,
             to_agent_id=event.source_agent_id,

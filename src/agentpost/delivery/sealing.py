@@ -120,11 +120,12 @@ class Sealer:
         place = sealed or event.payload_ref
         if place is None:
             return event
+        bound_to = _bound_to(event.event_id, event.source_node_id)
         keys = self._wrapper.wrap(
-            self._key(event, place.suite, place.keys),
+            self._key(event, place.suite, place.keys, bound_to),
             self._chance.entropy(NONCE_BYTES),
             to_nodes=to_nodes,
-            bound_to=_bound_to(event.event_id, event.source_node_id),
+            bound_to=bound_to,
         )
         if sealed is None:
             return replace(event, payload_ref=replace(cast(PayloadRef, place), keys=keys))
@@ -132,17 +133,16 @@ class Sealer:
         return replace(event, payload=replace(payload, sealed=replace(sealed, keys=keys)))
 
     def _open_sealed(self, event: Event, sealed: Sealed) -> bytes:
-        key = self._key(event, sealed.suite, sealed.keys)
+        bound_to = _bound_to(event.event_id, event.source_node_id)
+        key = self._key(event, sealed.suite, sealed.keys, bound_to)
         try:
-            opened = AESGCM(key).decrypt(
-                sealed.nonce, sealed.ciphertext, _bound_to(event.event_id, event.source_node_id)
-            )
+            opened = AESGCM(key).decrypt(sealed.nonce, sealed.ciphertext, bound_to)
         except (InvalidTag, ValueError):
             raise _altered(event) from None
         return _committed(event, opened)
 
     def _open_blob(self, event: Event, ref: PayloadRef) -> bytes:
-        key = self._key(event, ref.suite, ref.keys)
+        key = self._key(event, ref.suite, ref.keys, _bound_to(event.event_id, event.source_node_id))
         blob = None if self._store is None else self._store.blob(ref.sha256)
         if self._store is None or blob is None or not blob.complete:
             raise Refusal(
@@ -161,7 +161,7 @@ class Sealer:
             raise _altered(event) from None
         return _committed(event, opened)
 
-    def _key(self, event: Event, suite: str, keys: Mapping[str, bytes]) -> bytes:
+    def _key(self, event: Event, suite: str, keys: Mapping[str, bytes], bound_to: bytes) -> bytes:
         if suite != SUITE:
             raise Refusal(
                 Code.INVALID_FIELD,
@@ -179,7 +179,7 @@ class Sealer:
                 corr_id=event.corr_id,
                 hint="Have it sent again: it is then sealed for the gateway that the agent has now.",
             )
-        key = self._wrapper.unwrap(wrapped, bound_to=_bound_to(event.event_id, event.source_node_id))
+        key = self._wrapper.unwrap(wrapped, bound_to=bound_to)
         if key is None:
             raise _altered(event)
         return key

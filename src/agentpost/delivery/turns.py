@@ -38,6 +38,7 @@ from agentpost.protocol.envelope import (
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType, Priority, Sealed
+from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LedgerState, Outcome, Settlement
 from agentpost.world import Chance, Clock
@@ -59,6 +60,8 @@ _TAKEN: Final = "taken"
 _TROUBLE: Final = frozenset({Code.STORAGE_FULL, Code.STORAGE_FAILED, Code.STORAGE_CORRUPT, Code.UNAVAILABLE})
 # Kinds of which no turn does more than to hand them over.
 _HANDED_OVER: Final = frozenset({MessageEvent, ReplyEvent})
+# Kinds with which an agent wants something of another.
+_ASKING: Final = (MessageEvent, TaskCreateEvent)
 # What the store says of a row that has its outcome, or is not there.
 _CLOSED: Final = frozenset({Code.INVALID_TRANSITION, Code.NOT_FOUND})
 
@@ -308,7 +311,7 @@ class Turns:
 
         Each has when its attempt began, if that was not noted. A row that was closed before stays as it is.
         """
-        at_ms = self._clock.now_ms()
+        at_ms, processed = self._clock.now_ms(), self._maker.acks(AckType.PROCESSED)
         answers = await self._store.settle_all(
             [
                 Settlement(
@@ -317,7 +320,7 @@ class Turns:
                     outcome=Outcome.PROCESSED,
                     at_ms=at_ms,
                     engaged_at_ms=engaged_at_ms,
-                    events=(self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id),),
+                    events=(processed(event, agent_id),),
                 )
                 for event, engaged_at_ms in ended
             ]
@@ -455,10 +458,10 @@ def _engagement(event: Event, agent_id: str, attempt: int, content: Content) -> 
         from_node_id=event.source_node_id,
         created_at=event.created_at,
         attempt=attempt,
-        priority=event.payload.priority if isinstance(event, MessageEvent | TaskCreateEvent) else Priority.NORMAL,
+        priority=event.payload.priority if isinstance(event, _ASKING) else Priority.NORMAL,
         expects_reply=_expects_reply(event),
         ref_event_id=event.payload.ref_event_id if isinstance(event, ReplyEvent) else None,
-        task=_brief(event),
+        task=_brief(event) if type(event) in TASK_EVENTS else None,
         content=content,
     )
 
@@ -496,7 +499,7 @@ def _expects_reply(event: Event) -> bool:
 
 
 def _is_answerable(event: Event) -> bool:
-    return isinstance(event, MessageEvent | TaskCreateEvent) and event.source_agent_id != POSTMASTER
+    return isinstance(event, _ASKING) and event.source_agent_id != POSTMASTER
 
 
 def _is_about_the_reply(refusal: Refusal) -> bool:

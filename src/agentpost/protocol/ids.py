@@ -65,7 +65,10 @@ def next_ulid(previous: int, *, now_ms: int, entropy: bytes) -> int:
     """The ULID after `previous` (0 for none): by the clock if it moved on, else the next number."""
     fresh = (now_ms << _ENTROPY_BITS) | int.from_bytes(entropy, "big")
     # A clock that stands still or steps back must not break the order.
-    ulid = fresh if fresh >> _ENTROPY_BITS > previous >> _ENTROPY_BITS else previous + 1
+    return _within_range(fresh if fresh >> _ENTROPY_BITS > previous >> _ENTROPY_BITS else previous + 1)
+
+
+def _within_range(ulid: int) -> int:
     if ulid > _LAST_ULID:
         raise Refusal(Code.INTERNAL, "the clock is beyond the year 10889, which is as far as ULIDs go")
     return ulid
@@ -117,7 +120,14 @@ class UlidSource:
 
     def make(self, kind: Callable[[str], AnyId], *, now_ms: int, entropy: bytes) -> AnyId:
         """A new id of `kind`; `entropy` is ten random bytes."""
-        self._last = ulid = next_ulid(self._last, now_ms=now_ms, entropy=entropy)
+        return self._name(kind, next_ulid(self._last, now_ms=now_ms, entropy=entropy))
+
+    def another(self, kind: Callable[[str], AnyId]) -> AnyId:
+        """One more of the moment of the last one: the next number, as it is for all of one millisecond."""
+        return self._name(kind, _within_range(self._last + 1))
+
+    def _name(self, kind: Callable[[str], AnyId], ulid: int) -> AnyId:
+        self._last = ulid
         if ulid >> 20 != self._high:
             self._high, self._high_text = ulid >> 20, _to_text(ulid)[:-4]
         return kind(f"{_PREFIX[kind]}{self._high_text}{_PAIRS[(ulid >> 10) & 1023]}{_PAIRS[ulid & 1023]}")

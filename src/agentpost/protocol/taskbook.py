@@ -30,7 +30,7 @@ from agentpost.protocol.envelope import (
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import CorrId, EventId, TaskId
 from agentpost.protocol.payloads import AckType, Kind, Priority
-from agentpost.protocol.tasks import TASK, Task, TaskEvent, TaskState, advance_task
+from agentpost.protocol.tasks import TASK, TASK_EVENTS, Task, TaskEvent, TaskState, advance_task
 from agentpost.protocol.timestamps import parse_ms
 
 __all__ = [
@@ -135,7 +135,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
 
 def concerns_a_task(event: Event) -> bool:
     """Whether this event changes a task: a `task_*`, the answer to a claim, or a withdrawal."""
-    if isinstance(event, TaskCreateEvent | TaskAcceptEvent | TaskUpdateEvent | TaskCompleteEvent | TaskFailedEvent):
+    if type(event) in TASK_EVENTS:
         return True
     if isinstance(event, AckEvent):
         return event.payload.ref_kind is Kind.TASK_ACCEPT and event.payload.ack_type is not AckType.ACCEPTED

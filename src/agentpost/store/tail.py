@@ -33,6 +33,8 @@ class Tail:
     def __init__(self) -> None:
         self._events: list[StoredEvent] = []
         self._bytes = 0
+        # Their places in the streams, in the order of the outbox.
+        self._rows: list[tuple[str, int, bytes]] = []
         # For each reader, its events among these: their seqs, and their chains beside them.
         self._streams: dict[str, tuple[list[int], list[bytes]]] = {}
         # For readers who have no event among these, where their streams end.
@@ -40,7 +42,7 @@ class Tail:
 
     def forget(self) -> None:
         """Start anew with the next event."""
-        self._events, self._bytes, self._streams, self._ends = [], 0, {}, {}
+        self._events, self._bytes, self._rows, self._streams, self._ends = [], 0, [], {}, {}
 
     def grow(self, grown: Grown) -> None:
         if not grown.events:
@@ -49,6 +51,7 @@ class Tail:
             self.forget()
         self._events += grown.events
         self._bytes += sum(len(event.raw) for event in grown.events)
+        self._rows += grown.streams
         for node_id, seq, chain in grown.streams:
             seqs, chains = self._streams.setdefault(node_id, ([], []))
             seqs.append(seq)
@@ -62,6 +65,7 @@ class Tail:
         self._bytes = sum(len(event.raw) for event in kept)
         before_seq = self._events[len(self._events) // 2].seq
         self._events = kept
+        self._rows = self._rows[bisect_right(self._rows, before_seq, key=_seq_of) :]
         for node_id, (seqs, chains) in list(self._streams.items()):
             gone = bisect_right(seqs, before_seq)
             if gone == len(seqs):
@@ -86,7 +90,15 @@ class Tail:
     def read_outbox(self, after_seq: int, *, floor: Head, limit: int, max_bytes: int) -> OutboxSlice:
         start = after_seq + 1 - self._events[0].seq
         events = _within(self._events[start : start + limit], max_bytes)
-        return OutboxSlice(after_seq=after_seq, floor_seq=floor.seq, floor_chain=floor.chain, events=tuple(events))
+        ends: dict[str, Head] = {}
+        if events:
+            first = bisect_right(self._rows, after_seq, key=_seq_of)
+            end = bisect_right(self._rows, events[-1].seq, lo=first, key=_seq_of)
+            latest = {node_id: (seq, chain) for node_id, seq, chain in self._rows[first:end]}
+            ends = {node_id: Head(seq=seq, chain=chain) for node_id, (seq, chain) in latest.items()}
+        return OutboxSlice(
+            after_seq=after_seq, floor_seq=floor.seq, floor_chain=floor.chain, events=tuple(events), ends=ends
+        )
 
     def read_stream(
         self, consumer_node_id: str, after_seq: int, *, floor_seq: int, limit: int, max_bytes: int
@@ -128,6 +140,10 @@ class Tail:
             last_event_seq=end.seq,
             events=(),
         )
+
+
+def _seq_of(row: tuple[str, int, bytes]) -> int:
+    return row[1]
 
 
 def _within(events: list[AnyEvent], max_bytes: int) -> list[AnyEvent]:

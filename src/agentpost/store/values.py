@@ -76,12 +76,14 @@ class StoredEvent(Struct, frozen=True, kw_only=True, gc=False):
 
 class OutboxSlice(Struct, frozen=True, kw_only=True):
     """Events after `after_seq`, in order. `floor_seq` tells how far the outbox was pruned, `floor_chain` is the chain
-    up to there."""
+    up to there. `ends` is where, with these events, each stream ends that has one of them; None if it has to be asked
+    for."""
 
     after_seq: int
     floor_seq: int
     floor_chain: bytes
     events: tuple[StoredEvent, ...]
+    ends: dict[str, Head] | None = None
 
 
 class StreamEvent(Struct, frozen=True, kw_only=True):

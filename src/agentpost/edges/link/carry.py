@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from agentpost.delivery.hub import LinkHub
@@ -12,13 +12,16 @@ from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Refusal
 from agentpost.tasks import TaskOwner
 
-__all__ = ["LinkConnection"]
+__all__ = ["LinkConnection", "SendFrames"]
 
 _log = logging.getLogger(__name__)
 
 _LAST_WORD_SECONDS: Final = 1.0
 # How long what is in no hurry waits for something to go with.
 _SOON_SECONDS: Final = 0.002
+
+# Hands frames to the connection, in their order, and waits while that has no room.
+SendFrames = Callable[[Sequence[bytes]], Awaitable[None]]
 
 
 class LinkConnection:
@@ -45,7 +48,7 @@ class LinkConnection:
         self._session.close()
         self._gateway.connections.discard(self)
 
-    async def carry(self, frames: AsyncIterator[bytes], send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def carry(self, frames: AsyncIterator[bytes], send: SendFrames) -> None:
         """Read and write until one of them ends. They do not wait for each other: the peer may be waiting, too."""
         tasks = TaskOwner("link")
         reader = tasks.spawn(self._read(frames), name=f"read {self.node_id}")
@@ -77,19 +80,17 @@ class LinkConnection:
             # What is not the session's own is the gateway's: a full disk, say. It ends the link, too.
             self._session.refuse(refusal)
 
-    async def _write(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _write(self, send: SendFrames) -> None:
         # A connection that breaks is no failure; the reader hears of it, and the link is made anew.
         with contextlib.suppress(OSError, RuntimeError):
-            for frame in self._session.start():
-                await send(frame)
+            await send(self._session.start())
             while True:
                 self._wake.clear()
                 if self._soon is not None:
                     self._soon.cancel()
                     self._soon = None
                 while to_send := self._session.frames_to_send():
-                    for frame in to_send:
-                        await send(frame)
+                    await send(to_send)
                 if self._session.is_closed:
                     return
                 await self._wake.wait()

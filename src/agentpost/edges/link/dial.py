@@ -5,7 +5,7 @@ Knows nothing of how a ticket is got; whoever keeps the link to the seed's room 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 import httpx
@@ -65,12 +65,16 @@ async def _converse(gateway: Gateway, hub: LinkHub, url: str, node_id: str, gran
         close_timeout=CLOSE_SECONDS,
     ) as socket:
         connection = LinkConnection(gateway, hub, node_id)
-        await connection.carry(_frames(socket), lambda frame: _send(socket, frame))
+        await connection.carry(_frames(socket), lambda frames: _send(socket, frames))
 
 
-async def _send(socket: ClientConnection, frame: bytes) -> None:
+async def _send(socket: ClientConnection, frames: Sequence[bytes]) -> None:
     try:
-        await socket.send(frame)
+        async with socket.send_context():
+            for frame in frames:
+                socket.protocol.send_binary(frame)
+            # All of them with one call of the kernel, which wakes the peer once. Left to the library, each is its own.
+            socket.transport.writelines(socket.protocol.data_to_send())
     except ConnectionClosed as closed:
         raise ConnectionError(str(closed)) from None
 

@@ -4,7 +4,7 @@ The gate is the room's: whoever has no good ticket for links gets an HTTP answer
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from litestar.types import Receive, Send
@@ -36,10 +36,11 @@ class LinkDoor:
     async def serve(self, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.accept", "subprotocol": None, "headers": []})
 
-        async def send_bytes(frame: bytes) -> None:
-            await send({"type": "websocket.send", "bytes": frame, "text": None})
+        async def send_frames(frames: Sequence[bytes]) -> None:
+            for frame in frames:
+                await send({"type": "websocket.send", "bytes": frame, "text": None})
 
-        await self._connection.carry(_frames(receive), send_bytes)
+        await self._connection.carry(_frames(receive), send_frames)
         refusal = self._connection.refusal
         code = _GOING_AWAY if refusal is None or refusal.code is Code.UNAVAILABLE else _POLICY_VIOLATION
         # The peer may have gone already, and then there is nobody to tell.
