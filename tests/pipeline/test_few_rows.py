@@ -34,6 +34,7 @@ def test_few_rows_and_many_make_the_same_tables(
         release_part(lake, part)
         run.run_batch(spark, Files(str(lake)), few, run.RunOptions(now_us=now_us))
     monkeypatch.setattr(hours, "SMALL_EVENTS", 0)
+    monkeypatch.setattr(hours, "FEW_EVENTS", 0)
     monkeypatch.setattr(hours, "FEW_ROWS", 0)
     run.run_batch(spark, Files(str(lake)), many, run.RunOptions(now_us=now_us))
     assert few.require().schemas == many.require().schemas
