@@ -10,7 +10,6 @@ Hours that nothing new speaks of are not touched, whenever what is new arrives.
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
@@ -74,8 +73,6 @@ class HourTables:
         # What is new: the rows themselves if they are few, else the files that have them.
         self._fresh: dict[str, pa.Table] = {}
         self._new_silver: dict[str, tuple[DataFile, ...]] = {}
-        # Plans are put together one after the other, so that the first one runs while others are still made.
-        self._planning = Lock()
 
     def build_silver(self, lake: Files, intake: Intake) -> frozenset[int]:
         """Make the partials of new events; gives the hours that they speak of."""
@@ -90,9 +87,7 @@ class HourTables:
 
     def _fetch_silver(self, events: DataFrame) -> frozenset[int]:
         def fetch(table: SilverTable) -> pa.Table:
-            with self._planning:
-                partials = table.partials(events)
-            return self._writer.fetch(_silver(table), partials)
+            return self._writer.fetch(_silver(table), table.partials(events))
 
         fetched = side_by_side(fetch, self._catalog.silver)
         self._fresh = {table.name: rows for table, rows in zip(self._catalog.silver, fetched, strict=True)}
@@ -126,8 +121,7 @@ class HourTables:
             if isinstance(table, SilverTable):
                 self._join_deltas(table, silver[table.name], touched)
                 return
-            with self._planning:
-                rows = table.build(inputs)
+            rows = table.build(inputs)
             files = self._writer.write(table.name, rows.coalesce(1) if _is_small(intake) else rows, few=few)
             self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
 

@@ -32,7 +32,8 @@ def merge(rows: DataFrame, key: Sequence[str], columns: Columns) -> DataFrame:
 def merge_rows(rows: pa.Table, key: Sequence[str], columns: Columns) -> pa.Table:
     """The same for rows that the driver has, with the schema that they have."""
     told: list[Any] = [(name, _KERNELS[how]) for name, (how, _) in columns.items()]
-    found = rows.group_by(list(key)).aggregate(told)
+    # With several threads, each has groups of its own that have to be joined: nearly all keys are there once.
+    found = rows.group_by(list(key), use_threads=False).aggregate(told)
     merged: dict[str, Any] = {name: found[name] for name in key}
     for name, (how, _) in columns.items():
         values = found[f"{name}_{_KERNELS[how]}"]
