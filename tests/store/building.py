@@ -11,12 +11,12 @@ from agentpost.protocol.codec import encode_event
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import next_chain
 from agentpost.protocol.ids import TaskId, corr_id_of
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import Priority, TaskCreate
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
-from agentpost.store.rules import chain_after
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import CHAIN_START, Acceptance, Inbound, Outcome, Settlement, Subscriber
 from agentpost.testing import START_MS, a_message, a_reply, an_ack, an_event_id
@@ -141,7 +141,7 @@ def chain_is_whole(store: Store) -> bool:
     events = store.read_outbox(0, limit=100_000, max_bytes=1 << 40).events
     chain = CHAIN_START if events and events[0].seq == 1 else None
     for stored in events:
-        if chain is not None and chain_after(chain, stored.raw) != stored.chain:
+        if chain is not None and next_chain(chain, stored.raw) != stored.chain:
             return False
         chain = stored.chain
     return store.head().chain == (chain if chain is not None else CHAIN_START)
@@ -165,7 +165,7 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "streams": [store.read_stream(node, 0, limit=100_000, max_bytes=1 << 40) for node in (NODE, PEER, "node-c")],
         "states": store.count_deliveries(),
         "inboxes": [store.inbox_items(agent, newest_first=True, limit=100_000) for agent in agents],
-        "waiting": [(store.backlog_size(agent), store.next_backlog_due_at_ms(agent)) for agent in agents],
+        "waiting": [store.backlog_size(agent) for agent in agents],
         "engaged": store.engaged_entries(),
         "mirrors": store.mirrors(),
         "agents": store.local_agents(),

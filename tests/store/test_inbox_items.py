@@ -119,22 +119,6 @@ async def test_the_backlog_is_counted(filled: Store) -> None:
     assert filled.backlog_size("eve") == 0
 
 
-@pytest.mark.req("RTY-4")
-async def test_the_next_try_is_due_when_the_first_that_waits_is(store: Store) -> None:
-    """What is with the agent does not wait, what is settled does not either, and without anything nothing is due."""
-    assert store.next_backlog_due_at_ms("ada") is None
-    await store.accept(a_batch(incoming(FIRST), incoming(SECOND)))
-    assert store.next_backlog_due_at_ms("ada") == 0
-    for event, due in ((FIRST, 7_000), (SECOND, 5_000)):
-        await store.engage(event.event_id, "ada", at_ms=1)
-        await store.postpone(event.event_id, "ada", due_at_ms=due, error="away")
-    assert store.next_backlog_due_at_ms("ada") == 5_000
-    await store.engage(SECOND.event_id, "ada", at_ms=5_000)
-    assert store.next_backlog_due_at_ms("ada") == 7_000
-    await store.settle(a_settlement(FIRST))
-    assert store.next_backlog_due_at_ms("ada") is None
-
-
 @pytest.mark.req("RTY-5")
 async def test_what_was_with_an_agent_is_found_after_a_start(filled: Store) -> None:
     """The engaged and unsettled of all agents, oldest first; what was postponed or settled is certain."""

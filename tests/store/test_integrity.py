@@ -9,11 +9,11 @@ import pytest
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import next_chain
 from agentpost.store import integrity
 from agentpost.store.home import Home
 from agentpost.store.integrity import back_up, check_home
 from agentpost.store.queries import migrations
-from agentpost.store.rules import chain_after
 from agentpost.store.sqlite import SqliteStore
 from agentpost.testing import START_MS, a_message
 from tests.store.building import (
@@ -156,7 +156,7 @@ async def test_a_foreign_event_is_found_even_with_its_chain_made_right(filled: P
     chain = connection.execute("SELECT chain FROM outbox WHERE seq = 10").fetchone()[0]
     connection.close()
     body = encode_event(a_message(99, source_node_id="node-z", seq=11))
-    values = (11, a_message(99).event_id, chain_after(chain, body), body)
+    values = (11, a_message(99).event_id, next_chain(chain, body), body)
     tamper(filled, ("INSERT INTO outbox (seq, event_id, chain, body) VALUES (?, ?, ?, ?)", values))
     assert check_home(filled).problems == ("outbox: seq 11 holds event 11 of node-z",)
 

@@ -232,7 +232,6 @@ async def test_a_closed_store_refuses_everything(store: Store) -> None:
         lambda: store.deliveries_by_corr(event.corr_id),
         store.count_deliveries,
         lambda: store.backlog_size("ada"),
-        lambda: store.next_backlog_due_at_ms("ada"),
         store.engaged_entries,
         lambda: store.inbox_items("ada"),
         lambda: store.inbox_item(event.event_id, "ada"),

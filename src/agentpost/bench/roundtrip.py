@@ -1,9 +1,9 @@
 """`agentpost bench roundtrip`: sent, accepted, processed, seen by the sender, between two gateway processes.
 
 All guarantees are on: FULL sync on both sides, sealed content, signed heads. The sender's gateway runs in this process,
-the receiver's in one of its own, over a real link on loopback. Where `redis-server` and `nats-server` are installed
-the same trip goes over them in the same run, with an accepted and a processed record for each message. Systems take
-turns, and each is judged by its best round.
+the receiver's in one of its own, over a real link on loopback. The limit beside it is the same records written by hand
+(`peers/bare`). Where `redis-server` and `nats-server` are installed the same trip goes over them in the same run, with
+an accepted and a processed record for each message. Systems take turns, and each is judged by its best round.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from typing import Final
 import uvloop
 
 from agentpost.bench.measure import Metric, Say
+from agentpost.bench.peers.bare import bare_pair
 from agentpost.bench.peers.nats import nats_peer, nats_trip
 from agentpost.bench.peers.redis import redis_peer, redis_trip
 from agentpost.bench.peers.running import find_program
@@ -42,6 +43,7 @@ __all__ = [
     "settle_at_once",
 ]
 
+_LIMIT: Final = "bare writes in Python"
 _WINDOWS: Final = (1, 256, 2_048)
 _MESSAGES: Final = {1: 300, 256: 10_000, 2_048: 20_000}
 SENDER: Final = "bench-sender"
@@ -63,6 +65,9 @@ def bench_roundtrip(*, rounds: int, pair: Pair, say: Say) -> list[Metric]:
     found: dict[str, dict[int, Trip]] = {}
     with contextlib.ExitStack() as stack:
         systems: dict[str, Run] = {"agentpost": lambda window, messages: uvloop.run(_ours(pair, window, messages))}
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentpost-bench-"))
+        bare = stack.enter_context(bare_pair(Path(folder)))
+        systems[_LIMIT] = lambda window, messages: bare.trip(window=window, messages=messages)
         for name, program, client, peer, trip in (
             ("Redis Streams", "redis-server", "redis", redis_peer, redis_trip),
             ("NATS JetStream", "nats-server", "nats", nats_peer, nats_trip),

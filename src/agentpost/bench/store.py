@@ -28,8 +28,8 @@ from agentpost.bench.events import NODE_ID, make_events
 from agentpost.bench.measure import Metric, Say, seconds_of
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.envelope import MessageEvent
+from agentpost.protocol.heads import next_chain
 from agentpost.store.home import Home
-from agentpost.store.rules import chain_after
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import CHAIN_START
 
@@ -100,7 +100,7 @@ def _rows(events: list[MessageEvent]) -> Iterator[tuple[int, str, bytes, bytes]]
     chain = CHAIN_START
     for seq, event in enumerate(events, start=1):
         body = encode_event(replace(event, seq=seq))
-        chain = chain_after(chain, body)
+        chain = next_chain(chain, body)
         yield seq, event.event_id, chain, body
 
 

@@ -77,10 +77,6 @@ class Sealer:
         self._store = store
         self._wrapper = KeyWrapper(node_id=node_id, sealing=sealing, room=room, clock=clock, chance=chance)
 
-    def can_seal_for(self, node_id: str) -> bool:
-        """Whether the room has a key of this gateway; not so for one that is unknown or revoked."""
-        return self._wrapper.can_wrap_for(node_id)
-
     def seal(self, content: Content, *, event_id: EventId, to_nodes: Sequence[str]) -> Sealed:
         """The content for these gateways and this one. Refused, with its name, for a gateway without a key."""
         return self.seal_bytes(encode_content(content), event_id=event_id, to_nodes=to_nodes)

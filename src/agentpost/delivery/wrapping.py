@@ -61,9 +61,6 @@ class KeyWrapper:
         # The KEKs of other senders' ephemeral keys, the one that was used last at the end.
         self._received: OrderedDict[bytes, AESGCM] = OrderedDict()
 
-    def can_wrap_for(self, node_id: str) -> bool:
-        return node_id == self.node_id or self._room.sealing_key(node_id) is not None
-
     def wrap(self, key: bytes, nonce: bytes, *, to_nodes: Iterable[str], bound_to: bytes) -> dict[str, bytes]:
         """The key for each of the gateways, and for this one: a sender can read what it sent.
 

@@ -11,7 +11,6 @@ gateways may export the same outbox to one lake, its owner and those who mirror 
 import logging
 import time
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ from agentpost.lake.place import Lake, NameTaken
 from agentpost.lake.segments import last_manifest, manifest_at, remove_orphans, seal
 from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import chain_over
 from agentpost.store.exporting import OutboxReader, WholeOutbox
 from agentpost.world import Clock
 
@@ -243,9 +243,8 @@ class Exporter:
             if not rows:
                 break
             seqs, chains, bodies = zip(*rows, strict=True)
-            for body in bodies:
-                chain = sha256(chain + body).digest()
-                size += len(body)
+            chain = chain_over(chain, bodies)
+            size += sum(map(len, bodies))
             if chain != chains[-1]:
                 raise Refusal(
                     Code.CONFLICT,

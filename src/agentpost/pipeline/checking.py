@@ -10,9 +10,10 @@ left out or doubtful is reported with its reason, and nothing here raises for wh
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +39,12 @@ _HOUR_US: Final = 3_600_000_000
 _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # So many findings of one rule in one segment say enough; the last one says how many more there are.
 _MOST_FINDINGS: Final = 1000
-_CHECKED: Final = ["seq", "event_id", "kind", "source_node", "corr_id", "created_us", "event_hour", "chain", "body"]
+_CHECKED: Final = ["seq", "kind", "source_node", "created_us", "event_hour", "chain", "body"]
+# What a finding says besides: read for those segments only in which there is something to find.
+_TOLD: Final = ["event_id", "corr_id", "created_us"]
+_CHAIN_BYTES: Final = 32
 # So many bodies at a time: what a core keeps close.
 _HASHED_AT_ONCE: Final = 2000
-_LARGE: Final = pa.large_binary()
-_NOTHING: Final = cast("Any", pa.scalar(b"", _LARGE))  # the stubs know of arrays only
 _KINDS: Final = pa.array([str(kind) for kind in Kind])
 
 
@@ -86,14 +88,14 @@ def check_segment(lake: Files, claim: Claim) -> Verdict:
     """Check the file, the schema, the order, the hash chain, the signature and the times."""
     manifest = claim.manifest
     try:
-        table = _read(lake, claim)
+        file, table = _read(lake, claim)
     except _Unusable as problem:
         bad = _finding(manifest, "bad_segment", manifest.first_seq, text=str(problem))
         return Verdict(name=claim.name, reason=str(problem), findings=(bad,))
     signature = _signature_problem(claim)
     findings = [] if signature is None else [_finding(manifest, "bad_signature", manifest.first_seq, text=signature)]
     excluded: dict[int, str] = {}
-    rows = _Rows(manifest, table)
+    rows = _Rows(manifest, file)
     broken_at = _chain_break(manifest, table)
     if broken_at is not None:
         text = "the hash chain does not fit the event"
@@ -109,8 +111,8 @@ def check_segment(lake: Files, claim: Claim) -> Verdict:
     )
 
 
-def _read(lake: Files, claim: Claim) -> pa.Table:
-    """The columns that are checked, of a file that is what the manifest says."""
+def _read(lake: Files, claim: Claim) -> tuple[pq.ParquetFile, pa.Table]:
+    """A file that is what the manifest says, and the columns of it that are checked."""
     manifest = claim.manifest
     if claim.name != manifest_path(manifest.node_id, manifest.epoch, manifest.first_seq):
         raise _Unusable("the manifest speaks of another outbox or seq than its name")
@@ -127,7 +129,8 @@ def _read(lake: Files, claim: Claim) -> pa.Table:
         if file.metadata.num_rows != count:
             raise _Unusable(f"{file.metadata.num_rows} events where the manifest says {count}")
         optional = [f.name for f in SEGMENT if not f.nullable and file.schema_arrow.field(f.name).nullable]
-        table = file.read(columns=list(dict.fromkeys([*_CHECKED, *optional])))
+        # The workers share the cores already.
+        table = file.read(columns=list(dict.fromkeys([*_CHECKED, *optional])), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise _Unusable(f"not readable as Parquet: {_first_line(problem)}") from None
     for name in optional:
@@ -137,7 +140,7 @@ def _read(lake: Files, claim: Claim) -> pa.Table:
     wrong = np.flatnonzero(seqs != np.arange(manifest.first_seq, manifest.last_seq + 1))
     if len(wrong):
         raise _Unusable(f"seq {seqs[wrong[0]]} stands where {manifest.first_seq + wrong[0]} should")
-    return table
+    return file, table
 
 
 def _content(lake: Files, manifest: SegmentManifest) -> pa.Buffer:
@@ -181,21 +184,40 @@ def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
     """The place of the first event whose chain does not follow from the chain before it and its bytes."""
     before = bytes.fromhex(manifest.start_chain)
     at = 0
+    empty = sha256()
     for batch in table.select(["chain", "body"]).to_batches(max_chunksize=_HASHED_AT_ONCE):
-        stored, bodies = (cast("pa.LargeBinaryArray", batch[name].cast(_LARGE)) for name in ("chain", "body"))
-        # Each body after the chain before it, in one piece of memory: an object for every value would take as long as
-        # the hash.
-        earlier = pa.concat_arrays([pa.array([before], _LARGE), stored[:-1]])
-        linked: Any = pc.binary_join_element_wise(earlier, bodies, _NOTHING)
-        ends: list[int] = np.frombuffer(linked.buffers()[1], np.int64)[: len(linked) + 1].tolist()
-        content = memoryview(linked.buffers()[2])
-        found = [sha256(content[start:end]).digest() for start, end in pairwise(ends)]
-        same = pc.equal(pa.array(found, _LARGE), stored)
-        if not pc.all(same).as_py():
-            return at + pc.index(same, pa.scalar(False)).as_py()
+        stored, ends, content = _linked(batch)
+        found: list[bytes] = []
+        for start, end in pairwise(ends):
+            # A copy of one that is there takes less than a new one.
+            link = empty.copy()
+            link.update(before)
+            link.update(content[start:end])
+            before = link.digest()
+            found.append(before)
+        if b"".join(found) != stored:
+            return at + _first_other(found, stored)
         at += len(found)
-        before = found[-1] if found else before
     return None if before.hex() == manifest.end_chain else at - 1
+
+
+def _linked(batch: pa.RecordBatch) -> tuple[bytes, list[int], memoryview]:
+    """The chains in one piece of memory, and where in another one each body begins and ends.
+
+    An object for every value would take as long as the hash.
+    """
+    chains, bodies = batch["chain"], batch["body"].cast(pa.large_binary())
+    ends: list[int] = np.frombuffer(_bytes(bodies.buffers()[1]), np.int64)[bodies.offset :][: len(bodies) + 1].tolist()
+    first, last = (_CHAIN_BYTES * place for place in (chains.offset, chains.offset + len(chains)))
+    return _bytes(chains.buffers()[1])[first:last].tobytes(), ends, _bytes(bodies.buffers()[2])
+
+
+def _bytes(buffer: pa.Buffer | None) -> memoryview:
+    return memoryview(b"" if buffer is None else buffer).cast("B")
+
+
+def _first_other(found: list[bytes], stored: bytes) -> int:
+    return next(n for n, each in enumerate(found) if each != stored[_CHAIN_BYTES * n :][:_CHAIN_BYTES])
 
 
 def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str, Longs, str]]:
@@ -215,14 +237,16 @@ def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str,
 class _Rows:
     """Turns places into findings."""
 
-    def __init__(self, manifest: SegmentManifest, table: pa.Table) -> None:
+    def __init__(self, manifest: SegmentManifest, file: pq.ParquetFile) -> None:
         self._manifest = manifest
-        self._table = table
+        self._file = file
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        return self._file.read(columns=_TOLD, use_threads=False)
 
     def finding(self, rule: str, place: int, text: str) -> Finding:
-        row: Mapping[str, Any] = (
-            self._table.select(["event_id", "corr_id", "created_us"]).slice(place, 1).to_pylist()[0]
-        )
+        row: Mapping[str, Any] = self._table.slice(place, 1).to_pylist()[0]
         return _finding(
             self._manifest,
             rule,

@@ -4,7 +4,8 @@ The aggregates over all events touch nothing but numbers: a minimum of texts wou
 two to three times the time. Codes are written into tables: they may be added to, never changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column
@@ -24,6 +25,7 @@ __all__ = [
     "bit_of",
     "bits_of",
     "code_of",
+    "is_any",
     "name_hash",
     "outbox_code",
     "outbox_of_place",
@@ -80,6 +82,11 @@ def text_of(code: Column, codes: Mapping[str, int], *, other: str | None = None)
     for name, number in codes.items():
         chosen = chosen.when(code == sf.lit(number), sf.lit(str(name)))
     return chosen.otherwise(sf.lit(other).cast("string"))
+
+
+def is_any(value: Column, wanted: Iterable[str | int]) -> Column:
+    """Whether it is one of a few: compared one by one. `isin` would look into a set of objects, for every row."""
+    return reduce(lambda one, other: one | other, [value == sf.lit(each) for each in wanted])
 
 
 def bit_of(number: Column) -> Column:

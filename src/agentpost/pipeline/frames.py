@@ -6,6 +6,7 @@ no opened file before there is work to do."""
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -99,14 +100,19 @@ def frame_of(
     wanted = live_files(files, hours)
     whole = [file for file in wanted if not file.is_partial]
     partial = [file for file in wanted if file.is_partial]
+    # Where all hours of a file are wanted, no row has to be asked for its own.
+    covered = [file for file in whole if hours is None or hours.issuperset(members(file.hours))]
+    others = [file for file in whole if file not in covered]
     frames: list[DataFrame] = []
-    if whole:
-        frames.append(_of_hours(_paths(spark, warehouse, whole, schema), hours))
+    if covered:
+        frames.append(_paths(spark, warehouse, covered, schema))
+    if others:
+        frames.append(_of_hours(_paths(spark, warehouse, others, schema), hours))
     if partial:
         frames.append(_live_rows(spark, _paths(spark, warehouse, partial, schema), partial, hours))
     if not frames:
         return spark.createDataFrame([], schema)
-    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+    return reduce(DataFrame.unionByName, frames)
 
 
 def in_one_part(frame: DataFrame, *, few: bool) -> DataFrame:

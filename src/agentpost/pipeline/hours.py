@@ -28,7 +28,7 @@ from agentpost.pipeline.writing import TableWriter, side_by_side
 
 __all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
 
-# From so many files on that hold the silver of an hour, they are merged.
+# From so many runs on that have written silver of an hour, it is merged.
 MOST_DELTAS: Final = 6
 # What is made of fewer events is made by one task, and comes to the driver.
 FEW_EVENTS: Final = 100_000
@@ -183,7 +183,9 @@ class HourTables:
     def _join_deltas(self, table: SilverTable, merged: DataFrame, touched: frozenset[int]) -> None:
         """Where many runs have written to an hour, one file takes the place of theirs."""
         name = _silver(table)
-        counts = Counter(hour for file in self._tables[name] for hour in members(file.hours))
+        # The files of one run share a directory, and no key stands in two of them.
+        written = {(file.path.rpartition("/")[0], hour) for file in self._tables[name] for hour in members(file.hours)}
+        counts = Counter(hour for _, hour in written)
         crowded = frozenset(hour for hour in touched if counts[hour] > MOST_DELTAS)
         if crowded:
             rows = merged.where(sf.col("hour").isin(*sorted(crowded))).coalesce(1)

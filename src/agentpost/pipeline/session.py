@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
 
 LOCAL: Final = "local[*]"
-_HEAP_MB: Final = 2560
+_HEAP_MB: Final = 2304
 _END_SECONDS: Final = 120
 # Before Spark there is a small program that only puts its command line together.
 _LAUNCHER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -52,6 +52,8 @@ _SETTINGS: Final = {
     # A list of values stands beside the code that is written for a query, not in it: the next run has other hours.
     "spark.sql.optimizer.inSetConversionThreshold": "0",
     "spark.sql.optimizer.inSetSwitchThreshold": "0",
+    # Lists of values are made in memory for so many keys at once; `latency` has thousands of short ones.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "200000",
     "spark.sql.autoBroadcastJoinThreshold": str(32 * 1024 * 1024),
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",

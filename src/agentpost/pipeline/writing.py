@@ -15,6 +15,7 @@ from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
 __all__ = ["TableWriter", "side_by_side"]
 
 _AT_ONCE: Final = 6
+_UNIQUE: Final = frozenset({"event_id", "task_id", "corr_id", "seq", "place"})
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,7 +42,8 @@ class TableWriter:
             return self._warehouse.write(self._attempt, table + part, self.fetch(table, rows), by_hour=by_hour)
         self._describe(table, rows)
         directory = self._attempt.directory(table + part)
-        rows.write.parquet(self._warehouse.files.url(directory))
+        plain = {f"parquet.enable.dictionary#{name}": "false" for name in rows.columns if _hardly_repeats(name)}
+        rows.write.options(**plain).parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
 
     def fetch(self, table: str, rows: DataFrame) -> pa.Table:
@@ -64,6 +66,11 @@ class TableWriter:
 
     def schema(self, table: str) -> StructType:
         return StructType.fromJson(msgspec.json.decode(self.schemas[table]))
+
+
+def _hardly_repeats(column: str) -> bool:
+    """Whether each row has another value: a dictionary of them is made, grows too large and is given up."""
+    return column in _UNIQUE or column.endswith(("_us", "_place"))
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

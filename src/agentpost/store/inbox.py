@@ -53,7 +53,6 @@ __all__ = [
     "inbox_position",
     "ledger_entry",
     "mark_read",
-    "next_backlog_due_at_ms",
     "postpone",
     "quarantined",
     "restart_cursor",
@@ -350,10 +349,6 @@ def mark_read(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) 
 
 def backlog_size(database: Database, to_agent_id: str, *, unread_only: bool) -> int:
     return database.value(SQL.unread_size if unread_only else SQL.backlog_size, (to_agent_id,))
-
-
-def next_backlog_due_at_ms(database: Database, to_agent_id: str) -> int | None:
-    return database.value(SQL.next_backlog_due, (to_agent_id,))
 
 
 def engaged_entries(database: Database) -> list[LedgerEntry]:

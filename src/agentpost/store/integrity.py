@@ -12,10 +12,10 @@ from msgspec import Struct
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import next_chain
 from agentpost.store.database import Database
 from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL, migrations
-from agentpost.store.rules import chain_after
 from agentpost.store.streams import stream_floor
 
 __all__ = ["Report", "back_up", "check_home"]
@@ -78,7 +78,7 @@ def _check_chain(
             if seq != expected:
                 problems.append(f"outbox: seq {expected} to {seq - 1} are missing")
                 expected = seq
-            chain = chain_after(chain, body)
+            chain = next_chain(chain, body)
             if chain != stored:
                 problems.append(f"outbox: the hash chain breaks at seq {seq}")
                 chain = stored
@@ -115,7 +115,7 @@ class _StreamsCheck:
     def problems_of(self, event: Event, body: bytes) -> list[str]:
         problems: list[str] = []
         for node_id in dict.fromkeys(event.to_nodes):
-            chain = chain_after(self._chains.get(node_id) or stream_floor(self._database, node_id).chain, body)
+            chain = next_chain(self._chains.get(node_id) or stream_floor(self._database, node_id).chain, body)
             stored: bytes | None = self._database.value(SQL.stream_chain_at, (node_id, event.seq))
             if stored is None:
                 problems.append(f"stream of {node_id}: seq {event.seq} is missing")

@@ -191,10 +191,6 @@ class Store(ExternalStore, Protocol):
         """How many events the agent has not settled; or, of these, how many it has not looked at."""
         ...
 
-    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
-        """When the first of the events that wait for the agent is due; what is with the agent now does not wait."""
-        ...
-
     def engaged_entries(self) -> list[LedgerEntry]:
         """What is with an agent and has no outcome, oldest first. After a start nobody knows what became of it."""
         ...

@@ -262,11 +262,6 @@ class MemoryInbox(MemoryOutbox):
         found = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
         return sum(1 for entry in found if not unread_only or entry.read_at_ms is None)
 
-    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
-        self._check_open()
-        waiting = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
-        return min((entry.due_at_ms for entry in waiting if entry.state is LedgerState.QUEUED), default=None)
-
     def engaged_entries(self) -> list[LedgerEntry]:
         self._check_open()
         entries = [self._ledger[pair] for pair in self._open]

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from agentpost.protocol.heads import next_chain
 from agentpost.store import rules
 from agentpost.store.memory_agents import MemoryAgents
 from agentpost.store.values import (
@@ -36,7 +37,7 @@ class _Mirror:
         for event in events:
             self.events[event.seq] = event
             for node_id in dict.fromkeys(event.to_nodes):
-                self.ends[node_id] = rules.chain_after(self.ends.get(node_id, CHAIN_START), event.raw)
+                self.ends[node_id] = next_chain(self.ends.get(node_id, CHAIN_START), event.raw)
                 self.streams.setdefault(node_id, []).append(Head(seq=event.seq, chain=self.ends[node_id]))
         self.heads.append((batch.through_seq, batch.head, batch.signature))
         self.position = replace(

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event
+from agentpost.protocol.heads import next_chain
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
@@ -88,7 +89,7 @@ class MemoryOutbox(MemoryTasks):
                 raise rules.foreign_source(event, self._node_id)
             seq += 1
             raw = rules.encode_for_outbox(replace(event, seq=seq))
-            chain = rules.chain_after(chain, raw)
+            chain = next_chain(chain, raw)
             stored.append(StoredEvent(seq=seq, chain=chain, raw=raw))
         return stored, {event.event_id: at.seq for event, at in zip(events, stored, strict=True)}
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from agentpost.protocol.envelope import Event
-from agentpost.store.rules import chain_after
+from agentpost.protocol.heads import next_chain
 from agentpost.store.values import CHAIN_START, Head, StoredEvent
 
 __all__ = ["MemoryStreams"]
@@ -26,7 +26,7 @@ class MemoryStreams:
             for node_id in dict.fromkeys(event.to_nodes):
                 heads = added.setdefault(node_id, [])
                 end = heads[-1] if heads else self.end(node_id)
-                heads.append(Head(seq=at.seq, chain=chain_after(end.chain, at.raw)))
+                heads.append(Head(seq=at.seq, chain=next_chain(end.chain, at.raw)))
         return added
 
     def write(self, added: Mapping[str, Sequence[Head]]) -> None:

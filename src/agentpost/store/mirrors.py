@@ -6,9 +6,10 @@ checked before a batch gets here.
 
 from collections.abc import Iterable
 
+from agentpost.protocol.heads import next_chain
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
-from agentpost.store.rules import chain_after, check_mirror_batch, mirror_slice, unmirrored
+from agentpost.store.rules import check_mirror_batch, mirror_slice, unmirrored
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     CHAIN_START,
@@ -69,7 +70,7 @@ def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent])
             ends = zip(event.to_nodes, event.stream_chains, strict=True)
         else:
             ends = (
-                (node_id, chain_after(chains.get(node_id) or _stream_chain(database, source, node_id), event.raw))
+                (node_id, next_chain(chains.get(node_id) or _stream_chain(database, source, node_id), event.raw))
                 for node_id in dict.fromkeys(event.to_nodes)
             )
         for node_id, chain in ends:

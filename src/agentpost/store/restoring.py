@@ -15,10 +15,11 @@ from msgspec import Struct
 
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import next_chain
 from agentpost.store.database import Database, Row
 from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL
-from agentpost.store.rules import chain_after, options_as_json
+from agentpost.store.rules import options_as_json
 from agentpost.store.values import CHAIN_START, Cursor, Head, LedgerEntry, LocalAgent, StoredEvent
 
 __all__ = ["InboxEvent", "RestoredHome", "StreamPlace", "addressed_to", "put_back", "stream_places", "write_home"]
@@ -176,7 +177,7 @@ def stream_places(body: bytes, seq: int, ends: dict[str, StreamPlace]) -> list[S
         StreamPlace(
             consumer_node_id=node_id,
             seq=seq,
-            chain=chain_after(ends[node_id].chain if node_id in ends else CHAIN_START, body),
+            chain=next_chain(ends[node_id].chain if node_id in ends else CHAIN_START, body),
         )
         for node_id in dict.fromkeys(addressed_to(body))
     ]

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.heads import next_chain
 from agentpost.protocol.tasks import SAID_OF_TASKS
-from agentpost.store.rules import chain_after, encode_for_outbox, foreign_source, unplaced
+from agentpost.store.rules import encode_for_outbox, foreign_source, unplaced
 from agentpost.store.taskbook import Mark, TaskBook
 from agentpost.store.values import Appended, StoredEvent
 
@@ -86,7 +87,7 @@ class Rows:
                         raise foreign_source(event, node_id)
                     body = encode_for_outbox(replace(event, seq=seq + 1))
                     seq += 1
-                    chain = chain_after(chain, body)
+                    chain = next_chain(chain, body)
                     # One row in one piece, which the statement takes apart again: SQLite then reads the whole batch
                     # without asking Python for every value.
                     packed.append(event.event_id.encode() + chain + body)
@@ -133,7 +134,7 @@ class Rows:
         """Make the event the next one of each of these streams, once, however often it names one."""
         for node_id in to_nodes if len(to_nodes) == 1 else dict.fromkeys(to_nodes):
             chain = self._stream_chains.get(node_id) or self._stream_end(node_id)
-            self._stream_chains[node_id] = chain = chain_after(chain, body)
+            self._stream_chains[node_id] = chain = next_chain(chain, body)
             self.streams.append((node_id, seq, chain))
 
     def _take_back(self, events: Sequence[Event], count: int) -> None:

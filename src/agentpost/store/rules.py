@@ -39,7 +39,6 @@ from agentpost.store.values import (
 )
 
 __all__ = [
-    "chain_after",
     "check_acceptance",
     "check_in_time",
     "check_address",
@@ -82,11 +81,6 @@ class _Lifetime(Struct, rename="camel", gc=False):
 
 
 _lifetime = msgspec.msgpack.Decoder(_Lifetime)
-
-
-def chain_after(chain: bytes, body: bytes) -> bytes:
-    """The hash that covers `body` and, through `chain`, everything before it."""
-    return sha256(chain + body).digest()
 
 
 def foreign_source(event: Event, node_id: str) -> Refusal:

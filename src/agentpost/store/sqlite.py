@@ -264,9 +264,6 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
         return inbox.backlog_size(self._reader(), to_agent_id, unread_only=unread_only)
 
-    def next_backlog_due_at_ms(self, to_agent_id: str) -> int | None:
-        return inbox.next_backlog_due_at_ms(self._reader(), to_agent_id)
-
     def engaged_entries(self) -> list[LedgerEntry]:
         return inbox.engaged_entries(self._reader())
 

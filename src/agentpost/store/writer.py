@@ -42,9 +42,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 A = TypeVar("A")
 
-# What is done on the loop: so many events at a time, while a commit takes no longer than this. With one more the thread
-# has half of a crowd.
-_MOST_ON_LOOP: Final = 127
+# What is done on the loop: so many events for so many callers at a time, while a commit takes no longer than this. With
+# one caller more the thread has half of a crowd, and the other half runs meanwhile. Few callers with many events have
+# nothing else to do, and a thread that writes for them asks for the interpreter's lock at every statement.
+_MOST_EVENTS_ON_LOOP: Final = 511
+_MOST_CALLERS_ON_LOOP: Final = 127
 _QUICK_SECONDS: Final = 0.025
 # So many rows at the most are gathered ahead: it is done on the loop.
 _MOST_AHEAD: Final = 512
@@ -123,7 +125,7 @@ class Writer:
         self._callers_loop()
         if self._in_thread or self._stopped or self._failure is not None or self._connection.locked():
             return False
-        is_little = size + sum(job.size for job in self._asked_for) <= _MOST_ON_LOOP
+        is_little = size + sum(job.size for job in self._asked_for) <= _MOST_EVENTS_ON_LOOP
         self._is_promised = self._is_promised or (is_little and self._commit_seconds <= _QUICK_SECONDS)
         return self._is_promised and is_little
 
@@ -138,7 +140,7 @@ class Writer:
 
     def _put(self, asked: Any, many: Any, size: int) -> "asyncio.Future[Any]":
         loop = self._callers_loop()
-        is_crowd = self._stopped or size > _MOST_ON_LOOP or len(self._asked_for) >= _MOST_ON_LOOP
+        is_crowd = self._stopped or size > _MOST_EVENTS_ON_LOOP or len(self._asked_for) >= _MOST_CALLERS_ON_LOOP
         if is_crowd:
             self.keep_promise()
         future: asyncio.Future[Any] = loop.create_future()
@@ -226,7 +228,7 @@ class Writer:
         """Do what was asked for, or hand it over."""
         if not self._asked_for or self._in_thread:
             return
-        is_little = sum(job.size for job in self._asked_for) <= _MOST_ON_LOOP
+        is_little = sum(job.size for job in self._asked_for) <= _MOST_EVENTS_ON_LOOP
         is_quick = is_little and self._commit_seconds <= _QUICK_SECONDS
         is_promised, self._is_promised = self._is_promised, False
         if not (is_quick or is_promised) or not self._begin_here():
@@ -291,7 +293,7 @@ class Writer:
             while batch is not None:
                 batches.append(batch)
                 jobs += len(batch.jobs)
-                if jobs > _MOST_ON_LOOP and len(batches) >= half:
+                if jobs > _MOST_CALLERS_ON_LOOP and len(batches) >= half:
                     return batches, True
                 batch = self._waiting.get_nowait()
         except Empty:

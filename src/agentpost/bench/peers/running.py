@@ -41,9 +41,9 @@ def server(command: Sequence[str], *, port: int) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def receiver(module: str, port: int) -> Generator[None]:
+def receiver(module: str, port: int, *more: str) -> Generator[None]:
     """The other side of a round trip, in a process of its own. It says `ready` on stdout once it listens."""
-    command = [sys.executable, "-m", module, str(port)]
+    command = [sys.executable, "-m", module, str(port), *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdout is None or process.stdout.readline().strip() != "ready":

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from agentpost.pipeline.codes import DEAD_REASONS, KINDS, STATES, outbox_of_place, seq_of_place
+from agentpost.pipeline.codes import DEAD_REASONS, KINDS, STATES, is_any, outbox_of_place, seq_of_place
 from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.gold.names import located
 from agentpost.pipeline.lifecycle_sql import end_state, is_accepted, is_ended_by_sender, was_asked
@@ -34,7 +34,8 @@ def build(inputs: GoldInputs) -> DataFrame:
         for rule, holds, by, place in evidence
     ]
     suspects = inputs.silver["deliveries"].where(sf.col("sends").isNotNull() & _is_suspect(inputs.params))
-    found = suspects.select(
+    # They meet before they are looked at. So what all rows go through is a short piece of code, not one with all rules.
+    found = suspects.repartition("event_id").select(
         "hour",
         "event_id",
         sf.col("recipient").alias("agent_id"),
@@ -120,8 +121,8 @@ def _is_unaccepted(first_outcome: Column) -> Column:
     has_accepted = sf.col("accepts").isNotNull() & is_accepted()
     is_same = outbox_of_place(accepted) == outbox_of_place(first_outcome)
     came_before = sf.when(is_same, accepted < first_outcome).otherwise(sf.lit(True))
-    is_refused = sf.col("kind").isin(*_REPORTS) & (sf.coalesce("failures", sf.lit(0)) > 0)
-    is_closed_at_once = sf.col("kind").isin(*_NOTED) | is_refused
+    is_refused = is_any(sf.col("kind"), _REPORTS) & (sf.coalesce("failures", sf.lit(0)) > 0)
+    is_closed_at_once = is_any(sf.col("kind"), _NOTED) | is_refused
     return (
         first_outcome.isNotNull()
         & ~is_closed_at_once

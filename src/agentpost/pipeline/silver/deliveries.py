@@ -20,6 +20,7 @@ from agentpost.pipeline.codes import (
     bit_of,
     bits_of,
     code_of,
+    is_any,
     name_hash,
     place_of,
 )
@@ -111,7 +112,7 @@ def merge_rows(rows: pa.Table) -> pa.Table:
 
 def _sends(bronze: DataFrame) -> DataFrame:
     """A narrow row for each recipient of what is delivered."""
-    sent = bronze.where(~sf.col("kind").isin(*_NOT_DELIVERED))
+    sent = bronze.where(~is_any(sf.col("kind"), _NOT_DELIVERED))
     return sent.select("*", sf.posexplode("to_agents").alias("nth", "recipient")).select(
         sf.col("event_hour").alias("hour"),
         "event_id",
@@ -148,7 +149,7 @@ def _answers(bronze: DataFrame) -> DataFrame:
         # Signals are many things; only the status request says what became of a delivery.
         .when((kind == Kind.SIGNAL) & (sf.col("signal") == STATUS_REQUEST), sf.lit(_INCIDENT))
     )
-    said = bronze.where(kind.isin(*_ANSWERS) & sf.col("ref_event_id").isNotNull()).select(
+    said = bronze.where(is_any(kind, _ANSWERS) & sf.col("ref_event_id").isNotNull()).select(
         sf.col("ref_hour").alias("hour"),
         sf.col("ref_event_id").alias("event_id"),
         sf.when(is_ack, sf.col("acked_by_agent"))

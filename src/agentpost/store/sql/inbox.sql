@@ -122,18 +122,6 @@ SELECT count(*) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = ? AND 
 SELECT count(*) FROM ledger INDEXED BY ledger_backlog
 WHERE to_agent_id = ? AND settled_at_ms IS NULL AND read_at_ms IS NULL
 
--- name: next_backlog_due
-SELECT CASE
-  WHEN EXISTS (
-    SELECT 1 FROM ledger INDEXED BY ledger_backlog
-    WHERE to_agent_id = ?1 AND settled_at_ms IS NULL AND state = 'queued' AND due_at_ms = 0
-  ) THEN 0
-  ELSE (
-    SELECT min(due_at_ms) FROM ledger INDEXED BY ledger_waiting
-    WHERE to_agent_id = ?1 AND state = 'queued' AND due_at_ms > 0
-  )
-END
-
 -- name: mark_read
 UPDATE ledger SET read_at_ms = ? WHERE event_id = ? AND to_agent_id = ? AND read_at_ms IS NULL
 
