@@ -34,6 +34,7 @@ def test_few_rows_and_many_make_the_same_tables(
         release_part(lake, part)
         run.run_batch(spark, Files(str(lake)), few, run.RunOptions(now_us=now_us))
     monkeypatch.setattr(hours, "SMALL_EVENTS", 0)
+    monkeypatch.setattr(hours, "FEW_EVENTS", 0)
     monkeypatch.setattr(hours, "FEW_ROWS", 0)
     run.run_batch(spark, Files(str(lake)), many, run.RunOptions(now_us=now_us))
     assert few.require().schemas == many.require().schemas
@@ -47,6 +48,36 @@ def test_few_rows_and_many_make_the_same_tables(
         assert here[name] == there[name], name
         types = [{field.name: field.type for field in w.read(w.require(), name).schema} for w in (few, many)]
         assert types[0] == types[1], name
+
+
+@pytest.mark.parametrize("limit", ["FEW_ROWS", "MANY_ROWS"])
+@pytest.mark.req("OBS-4")
+def test_few_events_in_hours_of_many_rows_make_the_same_tables(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """New partials that lie beside those of large hours, or are merged with rows that Spark found, lose nothing."""
+    from agentpost.pipeline import hours, run
+    from agentpost.pipeline.files import Files
+    from agentpost.pipeline.tables import FLEET, GOLD
+    from agentpost.pipeline.warehouse import Warehouse
+    from tests.pipeline.tiny import rows_of
+
+    lake = tmp_path / "lake"
+    now_us = write_fleet(PLAN, lake, workers=1).now_us
+    in_steps, at_once = (Warehouse(Files(str(tmp_path / name))) for name in ("in_steps", "at_once"))
+    with monkeypatch.context() as patched:
+        patched.setattr(hours, limit, 0)
+        for part in (0, 1):
+            release_part(lake, part)
+            run.run_batch(spark, Files(str(lake)), in_steps, run.RunOptions(now_us=now_us))
+    run.run_batch(spark, Files(str(lake)), at_once, run.RunOptions(now_us=now_us))
+    # Both parts tell of all hours: beside each other in two files, merged in one.
+    assert len(in_steps.require().tables["silver_deliveries"]) == (2 if limit == "FEW_ROWS" else 1)
+    names = tuple(table.name for table in (*GOLD, *FLEET))
+    here, there = rows_of(in_steps, names), rows_of(at_once, names)
+    assert here["lifecycle"]
+    for name in names:
+        assert here[name] == there[name], name
 
 
 def test_a_table_in_pieces_is_read_whole(spark: "SparkSession") -> None:

@@ -1,7 +1,7 @@
 """`pipeline compact`: fewer and larger files, the same rows. A version like any other: readers notice nothing.
 
-A run joins the files of an hour when they become many; this does the same for hours that nothing touches any more, and
-drops the versions and files that nobody reads.
+A run leaves the rows of an hour in few files; this joins the files of all hours, and drops the versions and files that
+nobody reads.
 """
 
 import time
@@ -93,9 +93,11 @@ def compact(
 def _merged(
     spark: SparkSession, warehouse: Warehouse, writer: TableWriter, table: SilverTable, files: Sequence[DataFile]
 ) -> tuple[DataFile, ...]:
-    """One row for each key, for the hours that several files tell of."""
+    """One row for each key, for the hours that several files tell of; and the rows of poor files in few."""
     counts = Counter(hour for file in files for hour in members(file.hours))
-    hours = frozenset(hour for hour, count in counts.items() if count > 1)
+    poor = _poor(files)
+    of_poor = {hour for file in poor for hour in members(file.hours)} if len(poor) > 1 else set[int]()
+    hours = frozenset(hour for hour, count in counts.items() if count > 1 or hour in of_poor)
     if not hours:
         return tuple(files)
     name = f"silver_{table.name}"
@@ -108,12 +110,17 @@ def _joined(
     spark: SparkSession, warehouse: Warehouse, writer: TableWriter, name: str, files: Sequence[DataFile]
 ) -> tuple[DataFile, ...]:
     """The rows of small files, and of those with dead rows, in few files."""
-    poor = [file for file in files if file.is_partial or file.size_bytes < _LARGE_BYTES]
+    poor = _poor(files)
     if len(poor) < 2:
         return tuple(files)
     rows = frame_of(spark, warehouse, poor, writer.schema(name))
     written = writer.write(name, rows.coalesce(_parts(poor)).sortWithinPartitions("hour"))
     return (*(file for file in files if file not in poor), *written)
+
+
+def _poor(files: Sequence[DataFile]) -> list[DataFile]:
+    """Small files, and those with dead rows."""
+    return [file for file in files if file.is_partial or file.size_bytes < _LARGE_BYTES]
 
 
 def _parts(files: Sequence[DataFile]) -> int:

@@ -10,7 +10,7 @@ Hours that nothing new speaks of are not touched, whenever what is new arrives.
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,15 +23,19 @@ from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
 from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
-from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
+from agentpost.pipeline.warehouse import DataFile, Warehouse, live_files, replace_hours, rows_within
 from agentpost.pipeline.writing import TableWriter, side_by_side
 
 __all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
 
 # From so many runs on that have written silver of an hour, it is merged.
 MOST_DELTAS: Final = 6
-# What is made of fewer rows is made by one task, and written by the driver.
-FEW_ROWS: Final = 100_000
+# What is made of fewer events is made by one task, and comes to the driver.
+FEW_EVENTS: Final = 100_000
+# The touched hours of fewer rows are merged by the driver, and gold of them comes to it.
+FEW_ROWS: Final = 300_000
+# Of files with more rows, Spark finds those of some hours faster: it skips pages where pyarrow skips row groups.
+MANY_ROWS: Final = 4_000_000
 # Little data: one partition and no second thoughts, which cost a job for every stage.
 _PARTS: Final = "spark.sql.shuffle.partitions"
 _SMALL_PLANS: Final = {_PARTS: "1", "spark.sql.adaptive.enabled": "false"}
@@ -66,23 +70,36 @@ class HourTables:
         self._catalog = catalog
         self._params = params
         self._tables = tables
+        # What is new: the rows themselves if they are few, else the files that have them.
+        self._fresh: dict[str, pa.Table] = {}
         self._new_silver: dict[str, tuple[DataFile, ...]] = {}
 
     def build_silver(self, lake: Files, intake: Intake) -> frozenset[int]:
-        """Write the partials of new events; gives the hours that they speak of."""
+        """Make the partials of new events; gives the hours that they speak of."""
         used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
         if not used:
             return frozenset()
-        few = intake.events < FEW_ROWS
-        events = in_one_part(bronze_events(self._spark, lake, used), few=few)
+        events = bronze_events(self._spark, lake, used)
+        with _plans_for(self._spark, intake):
+            if intake.events < FEW_EVENTS:
+                return self._fetch_silver(in_one_part(events, few=True))
+            return self._write_silver(events, intake)
 
+    def _fetch_silver(self, events: DataFrame) -> frozenset[int]:
+        def fetch(table: SilverTable) -> pa.Table:
+            return self._writer.fetch(_silver(table), table.partials(events))
+
+        fetched = side_by_side(fetch, self._catalog.silver)
+        self._fresh = {table.name: rows for table, rows in zip(self._catalog.silver, fetched, strict=True)}
+        return frozenset(hour for rows in fetched for hour in cast("list[int]", rows["hour"].unique().to_pylist()))
+
+    def _write_silver(self, events: DataFrame, intake: Intake) -> frozenset[int]:
         def write(table: SilverTable) -> tuple[DataFile, ...]:
             partials = table.partials(events)
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
-            return self._writer.write(_silver(table), partials, few=few)
+            return self._writer.write(_silver(table), partials)
 
-        with _plans_for(self._spark, intake):
-            written = side_by_side(write, self._catalog.silver)
+        written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
         return frozenset(hour for files in written for file in files for hour in members(file.hours))
 
@@ -91,10 +108,13 @@ class HourTables:
         if not touched:
             self._learn_schemas(segments, facts)
             return
-        for name, files in self._new_silver.items():
-            self._tables[name] = (*self._tables.get(name, ()), *files)
-        few = self._are_few([_silver(table) for table in self._catalog.silver], touched)
-        silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
+        few = self._are_few(touched)
+        if self._fresh and few:
+            replaced = side_by_side(lambda table: self._replace_silver(table, touched), self._catalog.silver)
+            silver = {table.name: rows for table, rows in zip(self._catalog.silver, replaced, strict=True)}
+        else:
+            self._add_silver()
+            silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
         inputs = self._inputs(silver, segments, facts)
 
         def write(table: GoldTable | SilverTable) -> None:
@@ -113,6 +133,34 @@ class HourTables:
                 if rows.is_cached:
                     rows.unpersist()
 
+    def _replace_silver(self, table: SilverTable, touched: frozenset[int]) -> DataFrame:
+        """Merge what is new into all that is known of the touched hours, here, and write that in its place.
+
+        Spark then reads one file with each key once. Its plan is the same in every run, and so is the compiled code.
+        """
+        name, fresh = _silver(table), self._fresh[table.name]
+        known = self._known_rows(name, fresh.schema, touched)
+        merged = table.merge_rows(pa.concat_tables([known, fresh])) if known.num_rows else fresh
+        files = self._writer.write_rows(name, merged.sort_by("hour"))
+        self._tables[name] = (*replace_hours(self._tables.get(name, ()), touched), *files)
+        return in_one_part(frame_of(self._spark, self._warehouse, files, self._writer.schema(name)), few=True)
+
+    def _known_rows(self, name: str, schema: pa.Schema, touched: frozenset[int]) -> pa.Table:
+        """The rows of these hours that earlier runs wrote."""
+        files = live_files(self._tables.get(name, ()), touched)
+        if sum(file.rows for file in files) < MANY_ROWS:
+            return self._warehouse.rows(files, schema, hours=touched).cast(schema)
+        rows = frame_of(self._spark, self._warehouse, files, self._writer.schema(name), hours=touched)
+        return self._writer.fetch(name, rows).cast(schema)
+
+    def _add_silver(self) -> None:
+        """The new partials beside those that are there."""
+        for table in self._catalog.silver:
+            name = _silver(table)
+            if self._fresh:
+                self._new_silver[name] = self._writer.write_rows(name, self._fresh[table.name].sort_by("hour"))
+            self._tables[name] = (*self._tables.get(name, ()), *self._new_silver[name])
+
     def _merged_silver(self, table: SilverTable, touched: frozenset[int], *, few: bool) -> DataFrame:
         """All that is known of the touched hours, a row for each key."""
         name = _silver(table)
@@ -126,9 +174,11 @@ class HourTables:
         merged = table.merge(rows)
         return merged.persist() if table.is_shared else merged
 
-    def _are_few(self, tables: Sequence[str], hours: frozenset[int]) -> bool:
-        """Whether these tables have few rows of these hours."""
-        return sum(rows_within(self._tables.get(name, ()), hours) for name in tables) < FEW_ROWS
+    def _are_few(self, hours: frozenset[int]) -> bool:
+        """Whether silver has few rows of these hours, with what is new."""
+        names = [_silver(table) for table in self._catalog.silver]
+        files = [file for name in names for file in (*self._tables.get(name, ()), *self._new_silver.get(name, ()))]
+        return rows_within(files, hours) + sum(rows.num_rows for rows in self._fresh.values()) < FEW_ROWS
 
     def _join_deltas(self, table: SilverTable, merged: DataFrame, touched: frozenset[int]) -> None:
         """Where many runs have written to an hour, one file takes the place of theirs."""

@@ -38,13 +38,15 @@ class SilverTable(NamedTuple):
 
     `partials`: bronze events (the columns of a segment but `body` and `chain`, and `node` and `epoch` of the outbox) to
     partial rows, with an int column `hour`. `merge`: any union of partial rows to one row for each key, same columns;
-    associative and commutative. Every event has to come in once: bronze reads each seq once. `is_shared`: many gold
-    tables are made of it, so that merged rows are worth keeping until all of them are.
+    associative and commutative. `merge_rows`: the same for rows that the driver has. Every event has to come in once:
+    bronze reads each seq once. `is_shared`: many gold tables are made of it, so that merged rows are worth keeping
+    until all of them are.
     """
 
     name: str
     partials: Callable[[DataFrame], DataFrame]
     merge: Callable[[DataFrame], DataFrame]
+    merge_rows: Callable[[pa.Table], pa.Table]
     is_shared: bool = False
 
 
@@ -64,10 +66,10 @@ class FleetTable(NamedTuple):
 
 
 SILVER: Final = (
-    SilverTable("deliveries", deliveries.partials, deliveries.merge, is_shared=True),
-    SilverTable("tasks", tasks.partials, tasks.merge),
-    SilverTable("minutes", minutes.partials, minutes.merge),
-    SilverTable("names", names.partials, names.merge),
+    SilverTable("deliveries", deliveries.partials, deliveries.merge, deliveries.merge_rows, is_shared=True),
+    SilverTable("tasks", tasks.partials, tasks.merge, tasks.merge_rows),
+    SilverTable("minutes", minutes.partials, minutes.merge, minutes.merge_rows),
+    SilverTable("names", names.partials, names.merge, names.merge_rows),
 )
 
 GOLD: Final = (

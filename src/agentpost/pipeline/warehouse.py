@@ -171,19 +171,24 @@ class Warehouse:
         return self.rows(() if version is None else version.tables.get(table, ()), schema, columns=columns)
 
     def rows(
-        self, files: Iterable[DataFile], schema: pa.Schema | None = None, *, columns: list[str] | None = None
+        self,
+        files: Iterable[DataFile],
+        schema: pa.Schema | None = None,
+        *,
+        columns: list[str] | None = None,
+        hours: frozenset[int] | None = None,
     ) -> pa.Table:
-        """The rows of these files that count, with pyarrow alone."""
-        parts: list[pa.Table] = []
-        for file in files:
-            wanted = columns if columns is None or not file.is_partial else list({*columns, "hour"})
-            part = pq.read_table(
-                self.files.at(file.path), filesystem=self.files.system, partitioning=None, columns=wanted
+        """The rows of these files that count, with pyarrow alone; those of some hours only, if hours are given."""
+        parts = [
+            pq.read_table(
+                self.files.at(file.path),
+                filesystem=self.files.system,
+                partitioning=None,
+                columns=columns,
+                filters=_live(file, hours),
             )
-            if file.is_partial:
-                live = pa.array(list(members(file.hours)), pa.int32())
-                part = part.filter(pc.is_in(part["hour"].cast(pa.int32()), value_set=live))
-            parts.append(part if columns is None else part.select(columns))
+            for file in live_files(files, hours)
+        ]
         if not parts:
             empty = (schema or pa.schema([])).empty_table()
             return empty if columns is None else empty.select([name for name in columns if name in empty.column_names])
@@ -252,6 +257,14 @@ def replace_hours(files: Iterable[DataFile], hours: frozenset[int]) -> tuple[Dat
 
 def tables_of(version: Version | None) -> Mapping[str, tuple[DataFile, ...]]:
     return {} if version is None else version.tables
+
+
+def _live(file: DataFile, hours: frozenset[int] | None) -> pc.Expression | None:
+    """Which rows of a file are wanted; None if all of them are. What is beside them is not read at all."""
+    if hours is None and not file.is_partial:
+        return None
+    wanted = [hour for hour in members(file.hours) if hours is None or hour in hours]
+    return pc.field("hour").isin(pa.array(wanted, pa.int32()))
 
 
 def _hours_of(file: pq.ParquetFile) -> Ranges:

@@ -38,14 +38,26 @@ class TableWriter:
         `few`: they come to the driver, which writes them itself. To plan and commit a job that writes a file is more
         work than that.
         """
-        self.schemas[table] = rows.schema.json()
-        self._spark.sparkContext.setJobDescription(table)
         if few:
-            return self._warehouse.write(self._attempt, table + part, rows.toArrow(), by_hour=by_hour)
+            return self._warehouse.write(self._attempt, table + part, self.fetch(table, rows), by_hour=by_hour)
+        self._describe(table, rows)
         directory = self._attempt.directory(table + part)
         plain = {f"parquet.enable.dictionary#{name}": "false" for name in rows.columns if _hardly_repeats(name)}
         rows.write.options(**plain).parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
+
+    def fetch(self, table: str, rows: DataFrame) -> pa.Table:
+        """Run what these rows are made of, and have them here."""
+        self._describe(table, rows)
+        return rows.toArrow()
+
+    def _describe(self, table: str, rows: DataFrame) -> None:
+        self.schemas[table] = rows.schema.json()
+        self._spark.sparkContext.setJobDescription(table)
+
+    def write_rows(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:
+        """Write rows of a table of the hours that the driver has, and Spark made."""
+        return self._warehouse.write(self._attempt, table, rows, by_hour=True)
 
     def write_small(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:
         """Write rows that the driver has."""

@@ -7,6 +7,7 @@ All of them have the hour of the event's id, so they meet in one hour whenever t
 
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
@@ -27,7 +28,7 @@ from agentpost.pipeline.silver import merging
 from agentpost.pipeline.silver.merging import rows_of
 from agentpost.protocol.payloads import AckType, Kind
 
-__all__ = ["COLUMNS", "merge", "partials"]
+__all__ = ["COLUMNS", "merge", "merge_rows", "partials"]
 
 _NOT_DELIVERED: Final = (Kind.ACK, Kind.SIGNAL, Kind.DEAD_LETTER)
 _ANSWERS: Final = (Kind.ACK, Kind.REPLY, Kind.SIGNAL, Kind.DEAD_LETTER)
@@ -102,6 +103,11 @@ def partials(bronze: DataFrame) -> DataFrame:
 def merge(rows: DataFrame) -> DataFrame:
     """One row for each delivery out of any number of rows for it."""
     return merging.merge(rows, _KEY, COLUMNS)
+
+
+def merge_rows(rows: pa.Table) -> pa.Table:
+    """The same for what the driver has."""
+    return merging.merge_rows(rows, _KEY, COLUMNS)
 
 
 def _sends(bronze: DataFrame) -> DataFrame:

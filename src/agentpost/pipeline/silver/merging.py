@@ -1,20 +1,53 @@
-"""How partial rows become one: by column, with what a hash aggregate can do in place."""
+"""How partial rows become one: by column, with what a hash aggregate can do in place.
+
+A table says once how each of its columns is merged. Spark does it for many rows, and pyarrow for what the driver has.
+"""
+
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Final, Literal, cast
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-__all__ = ["Columns", "How", "merge", "rows_of"]
+__all__ = ["Columns", "How", "merge", "merge_rows", "rows_of"]
 
 How = Literal["sum", "min", "max", "bit_or"]
 Columns = Mapping[str, tuple[How, str]]  # how two values of it become one, and its type
+
+# What pyarrow calls them. It cannot join bits, so those of a key come as a list.
+_KERNELS: Final[Mapping[How, str]] = {"sum": "sum", "min": "min", "max": "max", "bit_or": "list"}
 
 
 def merge(rows: DataFrame, key: Sequence[str], columns: Columns) -> DataFrame:
     """One row for each key. All of `How` are associative and commutative, and null is nothing."""
     return rows.groupBy(*key).agg(*[_merged(name, how).alias(name) for name, (how, _) in columns.items()])
+
+
+def merge_rows(rows: pa.Table, key: Sequence[str], columns: Columns) -> pa.Table:
+    """The same for rows that the driver has, with the schema that they have."""
+    told: list[Any] = [(name, _KERNELS[how]) for name, (how, _) in columns.items()]
+    # With several threads, each has groups of its own that have to be joined: nearly all keys are there once.
+    found = rows.group_by(list(key), use_threads=False).aggregate(told)
+    merged: dict[str, Any] = {name: found[name] for name in key}
+    for name, (how, _) in columns.items():
+        values = found[f"{name}_{_KERNELS[how]}"]
+        merged[name] = _joined_bits(values, rows.schema.field(name).type) if how == "bit_or" else values
+    return pa.table([merged[name] for name in rows.column_names], names=rows.column_names).cast(rows.schema)
+
+
+def _joined_bits(lists: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    """The bits of each list, none of which is empty; null where all of them are null."""
+    whole = cast("pa.ListArray", lists.combine_chunks())
+    values, starts = whole.flatten(), np.asarray(whole.offsets)[:-1]
+    joined = np.bitwise_or.reduceat(np.asarray(values.fill_null(0)), starts)
+    is_told = np.logical_or.reduceat(np.asarray(values.is_valid()), starts)
+    return pa.array(joined, kind, mask=~is_told)
 
 
 def rows_of(rows: DataFrame, key: Sequence[str], columns: Columns, **values: Column) -> DataFrame:

@@ -2,13 +2,14 @@
 
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from agentpost.pipeline.codes import KINDS, code_of
 from agentpost.pipeline.silver import merging
 
-__all__ = ["COLUMNS", "merge", "partials"]
+__all__ = ["COLUMNS", "merge", "merge_rows", "partials"]
 
 _MINUTE_US: Final = 60_000_000
 COLUMNS: Final[merging.Columns] = {
@@ -50,3 +51,8 @@ def partials(bronze: DataFrame) -> DataFrame:
 def merge(rows: DataFrame) -> DataFrame:
     """One row for each node, kind and minute."""
     return merging.merge(rows, _KEY, COLUMNS)
+
+
+def merge_rows(rows: pa.Table) -> pa.Table:
+    """The same for what the driver has."""
+    return merging.merge_rows(rows, _KEY, COLUMNS)

@@ -5,13 +5,16 @@ All rows stand in hour 0: there are few names, and all hours use the same.
 
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from agentpost.pipeline.codes import name_hash
+from agentpost.pipeline.silver import merging
 
-__all__ = ["merge", "partials"]
+__all__ = ["merge", "merge_rows", "partials"]
 
+_KEY: Final = ("hour", "name_hash", "name")
 _OF_TASKS: Final = ("source_agent", "requester_agent", "capability_id", "skill_version", "task_type", "failure_class")
 
 
@@ -32,4 +35,9 @@ def partials(bronze: DataFrame) -> DataFrame:
 
 
 def merge(rows: DataFrame) -> DataFrame:
-    return rows.select("hour", "name_hash", "name").distinct()
+    return rows.select(*_KEY).distinct()
+
+
+def merge_rows(rows: pa.Table) -> pa.Table:
+    """The same for what the driver has."""
+    return merging.merge_rows(rows, _KEY, {})

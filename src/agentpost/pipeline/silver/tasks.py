@@ -5,6 +5,7 @@ Names are hashes; `silver.names` has what they stand for. Of several ETAs the la
 
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
@@ -12,7 +13,7 @@ from agentpost.pipeline.codes import name_hash, place_of
 from agentpost.pipeline.silver import merging
 from agentpost.protocol.payloads import Kind
 
-__all__ = ["COLUMNS", "merge", "partials"]
+__all__ = ["COLUMNS", "merge", "merge_rows", "partials"]
 
 COLUMNS: Final[merging.Columns] = {
     "created_us": ("min", "bigint"),
@@ -84,3 +85,8 @@ def partials(bronze: DataFrame) -> DataFrame:
 def merge(rows: DataFrame) -> DataFrame:
     """One row for each task out of any number of rows for it."""
     return merging.merge(rows, _KEY, COLUMNS)
+
+
+def merge_rows(rows: pa.Table) -> pa.Table:
+    """The same for what the driver has."""
+    return merging.merge_rows(rows, _KEY, COLUMNS)
