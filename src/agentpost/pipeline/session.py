@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
 
 LOCAL: Final = "local[*]"
-_HEAP_MB: Final = 2304
+_HEAP_MB: Final = 2176
 _END_SECONDS: Final = 120
 # Before Spark there is a small program that only puts its command line together.
 _LAUNCHER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

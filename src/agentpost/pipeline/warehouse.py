@@ -15,7 +15,7 @@ left is in no version, and goes with the next one. There is no other state: ever
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, cast
 
 import msgspec
@@ -253,10 +253,6 @@ def replace_hours(files: Iterable[DataFile], hours: frozenset[int]) -> tuple[Dat
         elif left:
             kept.append(replace(file, hours=left, is_partial=True))
     return tuple(kept)
-
-
-def tables_of(version: Version | None) -> Mapping[str, tuple[DataFile, ...]]:
-    return {} if version is None else version.tables
 
 
 def _live(file: DataFile, hours: frozenset[int] | None) -> pc.Expression | None:
