@@ -225,6 +225,9 @@ def test_all_nodes_restarted_at_once_have_the_same_room(two_seeds: Mesh, how: si
     # Who was told to stop said goodbye, and signed that; nobody else's record is another.
     if how is signal.SIGTERM:
         before, after = _unsigned(before), _unsigned(after)
+    # How far everybody has read comes into the room a while later, one by one, be there a restart or not.
+    for room in (before, after):
+        del room["delivery.cursors"]
     assert after == before
 
 
