@@ -250,6 +250,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_batch_of_one_caller_is_the_loops_and_a_crowd_of_callers_is_the_threads(writer: Writer) -> None:
+    """Who asks for a batch has nothing else to do; of many callers some can run while others wait for the disk."""
+    loop_thread = threading.get_ident()
+    assert await writer.submit(lambda _: threading.get_ident(), size=511) == loop_thread
+    assert await writer.submit(lambda _: threading.get_ident(), size=512) != loop_thread
+    crowd = [writer.submit(lambda _: threading.get_ident(), size=1) for _ in range(128)]
+    assert loop_thread not in await asyncio.gather(*crowd)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.req("ACK-3")
 async def test_what_was_promised_is_found_by_every_read(home: Path) -> None:
     """Somebody heard of an ACK before it is durable here: whoever then asks is told no less."""
