@@ -251,9 +251,6 @@ class Worker:
         """Turns without a note before them, one after the other: until one waits for something, or time is up."""
         over_at_ms = self._clock.monotonic_ms() + _SITTING_MS
         following: Mail | None = mail
-        self._note_later()
-        # If a turn waits for something, the next one begins meanwhile, in a sitting of its own.
-        self._wake_for_more()
         try:
             while following is not None:
                 mail = following
@@ -264,6 +261,10 @@ class Worker:
                     self._tasks.spawn(self._serve(mail), name=f"{self._agent_id}:turn")
                     break
                 self._unnoted[mail.event.event_id] = begun.at_ms
+                # For each of them: the timer may have run out while the one before was being put off.
+                self._note_later()
+                # If this turn waits for something, the next one begins meanwhile.
+                self._wake_for_more()
                 result = await self._engage(begun)
                 if result.kind is ResultKind.RETRY:
                     await self._conclude(mail, begun.engagement.attempt, result)

@@ -74,7 +74,8 @@ async def _send(socket: ClientConnection, frames: Sequence[bytes]) -> None:
             for frame in frames:
                 socket.protocol.send_binary(frame)
             # All of them with one call of the kernel, which wakes the peer once. Left to the library, each is its own.
-            socket.transport.writelines(socket.protocol.data_to_send())
+            if not socket.transport.is_closing():
+                socket.transport.writelines(socket.protocol.data_to_send())
     except ConnectionClosed as closed:
         raise ConnectionError(str(closed)) from None
 
