@@ -1,10 +1,12 @@
 """Taking in segments: each event once, and what is wrong is left out with the reason. No Spark in here."""
 
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentpost.lake.manifest import SegmentManifest
@@ -104,15 +106,25 @@ def damage_other_type(lake: Path, manifest: SegmentManifest) -> None:
 
 
 def damage_not_parquet(lake: Path, manifest: SegmentManifest) -> None:
-    path = lake / manifest.path
-    path.write_bytes(b"[]" * 2000)
-    from hashlib import sha256
+    replace_file(lake, manifest, b"[]" * 2000)
 
-    content = path.read_bytes()
-    write_manifest(
-        lake,
-        msgspec.structs.replace(manifest, size_bytes=len(content), sha256=sha256(content).hexdigest(), signature=""),
-    )
+
+def damage_bodies(lake: Path, manifest: SegmentManifest) -> None:
+    """All is well but the pages of the bodies, which cannot be unpacked."""
+    content = bytearray((lake / manifest.path).read_bytes())
+    group = pq.ParquetFile(lake / manifest.path).metadata.row_group(0)
+    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "body")
+    start = column.data_page_offset if not column.has_dictionary_page else column.dictionary_page_offset
+    assert start is not None
+    content[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    replace_file(lake, manifest, bytes(content))
+
+
+def replace_file(lake: Path, manifest: SegmentManifest, content: bytes) -> None:
+    """Other content, and a manifest that fits it."""
+    (lake / manifest.path).write_bytes(content)
+    digest = sha256(content).hexdigest()
+    write_manifest(lake, msgspec.structs.replace(manifest, size_bytes=len(content), sha256=digest, signature=""))
 
 
 def damage_out_of_order(lake: Path, manifest: SegmentManifest) -> None:
@@ -143,6 +155,7 @@ DAMAGES: list[tuple[Callable[[Path, SegmentManifest], None], str]] = [
     (damage_foreign_schema, "not a segment"),
     (damage_other_type, "has the type string"),
     (damage_not_parquet, "not readable as Parquet"),
+    (damage_bodies, "not readable as Parquet"),
     (damage_out_of_order, "stands where"),
     (damage_nulls, "corr_id is missing"),
     (damage_path, "outside of its outbox"),

@@ -39,7 +39,9 @@ _HOUR_US: Final = 3_600_000_000
 _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # So many findings of one rule in one segment say enough; the last one says how many more there are.
 _MOST_FINDINGS: Final = 1000
-_CHECKED: Final = ["seq", "kind", "source_node", "created_us", "event_hour", "chain", "body"]
+_CHECKED: Final = ["seq", "kind", "source_node", "created_us", "event_hour"]
+# Bodies are most of a segment. They are gone through a few at a time, and what was read is not kept.
+_LINKED: Final = ["chain", "body"]
 # What a finding says besides: read for those segments only in which there is something to find.
 _TOLD: Final = ["event_id", "corr_id", "created_us"]
 _CHAIN_BYTES: Final = 32
@@ -89,6 +91,7 @@ def check_segment(lake: Files, claim: Claim) -> Verdict:
     manifest = claim.manifest
     try:
         file, table = _read(lake, claim)
+        broken_at, lengths = _follow_chain(manifest, file)
     except _Unusable as problem:
         bad = _finding(manifest, "bad_segment", manifest.first_seq, text=str(problem))
         return Verdict(name=claim.name, reason=str(problem), findings=(bad,))
@@ -96,11 +99,10 @@ def check_segment(lake: Files, claim: Claim) -> Verdict:
     findings = [] if signature is None else [_finding(manifest, "bad_signature", manifest.first_seq, text=signature)]
     excluded: dict[int, str] = {}
     rows = _Rows(manifest, file)
-    broken_at = _chain_break(manifest, table)
     if broken_at is not None:
         text = "the hash chain does not fit the event"
         findings.append(_finding(manifest, "chain_break", manifest.first_seq + broken_at, text=text))
-    for rule, places, text in _bad_rows(manifest, table):
+    for rule, places, text in _bad_rows(manifest, table, lengths):
         findings += _limited(rows, rule, places, text)
         excluded.update((manifest.first_seq + int(place), f"{rule}: {text}") for place in places)
     return Verdict(
@@ -132,7 +134,7 @@ def _read(lake: Files, claim: Claim) -> tuple[pq.ParquetFile, pa.Table]:
         # The workers share the cores already.
         table = file.read(columns=list(dict.fromkeys([*_CHECKED, *optional])), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as problem:
-        raise _Unusable(f"not readable as Parquet: {_first_line(problem)}") from None
+        raise _unreadable(problem) from None
     for name in optional:
         if table[name].null_count:
             raise _Unusable(f"{name} is missing in {table[name].null_count} events")
@@ -180,34 +182,54 @@ def _signature_problem(claim: Claim) -> str | None:
     return f"the signature is not by {claim.manifest.sealed_by}"
 
 
-def _chain_break(manifest: SegmentManifest, table: pa.Table) -> int | None:
-    """The place of the first event whose chain does not follow from the chain before it and its bytes."""
+def _follow_chain(manifest: SegmentManifest, file: pq.ParquetFile) -> tuple[int | None, Longs]:
+    """Where the first event stands whose chain does not follow from the one before and its body; and all lengths."""
     before = bytes.fromhex(manifest.start_chain)
+    broken_at: int | None = None
     at = 0
-    empty = sha256()
-    for batch in table.select(["chain", "body"]).to_batches(max_chunksize=_HASHED_AT_ONCE):
+    lengths: list[Longs] = []
+    for batch in _linked_batches(file):
         stored, ends, content = _linked(batch)
-        found: list[bytes] = []
-        for start, end in pairwise(ends):
-            # A copy of one that is there takes less than a new one.
-            link = empty.copy()
-            link.update(before)
-            link.update(content[start:end])
-            before = link.digest()
-            found.append(before)
-        if b"".join(found) != stored:
-            return at + _first_other(found, stored)
-        at += len(found)
-    return None if before.hex() == manifest.end_chain else at - 1
+        lengths.append(np.diff(ends))
+        if broken_at is None:
+            found = _chained(before, ends.tolist(), content)
+            if b"".join(found) != stored:
+                broken_at = at + _first_other(found, stored)
+            before = found[-1]
+        at += len(batch)
+    if broken_at is None and before.hex() != manifest.end_chain:
+        broken_at = at - 1
+    return broken_at, np.concatenate(lengths)
 
 
-def _linked(batch: pa.RecordBatch) -> tuple[bytes, list[int], memoryview]:
+def _linked_batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from file.iter_batches(_HASHED_AT_ONCE, columns=_LINKED, use_threads=False)
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise _unreadable(problem) from None
+
+
+def _chained(before: bytes, ends: list[int], content: memoryview) -> list[bytes]:
+    """The chains that these bodies should have."""
+    empty = sha256()
+    found: list[bytes] = []
+    for start, end in pairwise(ends):
+        # A copy of one that is there takes less than a new one.
+        link = empty.copy()
+        link.update(before)
+        link.update(content[start:end])
+        before = link.digest()
+        found.append(before)
+    return found
+
+
+def _linked(batch: pa.RecordBatch) -> tuple[bytes, Longs, memoryview]:
     """The chains in one piece of memory, and where in another one each body begins and ends.
 
     An object for every value would take as long as the hash.
     """
     chains, bodies = batch["chain"], batch["body"].cast(pa.large_binary())
-    ends: list[int] = np.frombuffer(_bytes(bodies.buffers()[1]), np.int64)[bodies.offset :][: len(bodies) + 1].tolist()
+    ends: Longs = np.frombuffer(_bytes(bodies.buffers()[1]), np.int64)[bodies.offset :][: len(bodies) + 1]
     first, last = (_CHAIN_BYTES * place for place in (chains.offset, chains.offset + len(chains)))
     return _bytes(chains.buffers()[1])[first:last].tobytes(), ends, _bytes(bodies.buffers()[2])
 
@@ -220,7 +242,7 @@ def _first_other(found: list[bytes], stored: bytes) -> int:
     return next(n for n, each in enumerate(found) if each != stored[_CHAIN_BYTES * n :][:_CHAIN_BYTES])
 
 
-def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str, Longs, str]]:
+def _bad_rows(manifest: SegmentManifest, table: pa.Table, lengths: Longs) -> Iterator[tuple[str, Longs, str]]:
     """Rule, places and reason of the events that are left out."""
     foreign = pc.not_equal(table["source_node"], pa.scalar(manifest.node_id))
     yield "foreign_source", _places(foreign), f"not an event of {manifest.node_id}"
@@ -230,8 +252,7 @@ def _bad_rows(manifest: SegmentManifest, table: pa.Table) -> Iterator[tuple[str,
     yield "clock_off", np.flatnonzero(late | apart), "createdAt is far from when the event was made"
     unknown = pc.invert(pc.is_in(table["kind"], value_set=_KINDS))
     yield "bad_event", _places(unknown), "a kind that nobody knows"
-    large = pc.greater(pc.binary_length(table["body"]), pa.scalar(_MAX_BODY_BYTES))
-    yield "bad_event", _places(large), f"larger than {_MAX_BODY_BYTES} bytes"
+    yield "bad_event", np.flatnonzero(lengths > _MAX_BODY_BYTES), f"larger than {_MAX_BODY_BYTES} bytes"
 
 
 class _Rows:
@@ -285,6 +306,10 @@ def _places(mask: Any) -> Longs:
 
 def _longs(column: pa.ChunkedArray) -> Longs:
     return np.asarray(column.combine_chunks()).astype(np.int64, copy=False)
+
+
+def _unreadable(problem: BaseException) -> _Unusable:
+    return _Unusable(f"not readable as Parquet: {_first_line(problem)}")
 
 
 def _first_line(problem: BaseException) -> str:

@@ -22,7 +22,6 @@ __all__ = [
     "OTHER_REASON",
     "ROUTES",
     "STATES",
-    "bit_of",
     "bits_of",
     "code_of",
     "is_any",
@@ -87,11 +86,6 @@ def text_of(code: Column, codes: Mapping[str, int], *, other: str | None = None)
 def is_any(value: Column, wanted: Iterable[str | int]) -> Column:
     """Whether it is one of a few: compared one by one. `isin` would look into a set of objects, for every row."""
     return reduce(lambda one, other: one | other, [value == sf.lit(each) for each in wanted])
-
-
-def bit_of(number: Column) -> Column:
-    """A long with the bit of that number set."""
-    return sf.call_function("shiftleft", sf.lit(1).cast("bigint"), number)
 
 
 def bits_of(texts: Column, codes: Mapping[str, int]) -> Column:

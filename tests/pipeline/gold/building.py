@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -100,10 +100,16 @@ def tables(
     from agentpost.pipeline.frames import local_frame
     from agentpost.pipeline.gold.names import all_names
     from agentpost.pipeline.intake import FINDINGS
-    from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetInputs, FleetTable, GoldInputs, Params
+    from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetInputs, FleetTable, GoldInputs, Params, SilverTable
 
     events = bronze(spark, rows)
-    silver = Lazy({table.name: partial(table.partials, events) for table in SILVER})
+
+    @cache
+    def stored(table: SilverTable) -> "DataFrame":
+        # As the pipeline does, which never plans gold on top of events: Spark takes minutes to reason about that.
+        return local_frame(spark, table.partials(events).toArrow())
+
+    silver = Lazy({table.name: partial(stored, table) for table in SILVER})
     told, segments = pa.Table.from_pylist(list(facts), schema=FACTS), segments_of(rows)
     params = Params(now_us=now_us, **settings)
     inputs = GoldInputs(

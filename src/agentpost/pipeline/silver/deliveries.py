@@ -5,10 +5,11 @@ and replies); and what its sender's gateway says of it (dead letters, and the st
 All of them have the hour of the event's id, so they meet in one hour whenever they come.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from agentpost.delivery.incidents import STATUS_REQUEST
@@ -17,7 +18,6 @@ from agentpost.pipeline.codes import (
     KINDS,
     OTHER_REASON,
     ROUTES,
-    bit_of,
     bits_of,
     code_of,
     is_any,
@@ -25,7 +25,6 @@ from agentpost.pipeline.codes import (
     place_of,
 )
 from agentpost.pipeline.silver import merging
-from agentpost.pipeline.silver.merging import rows_of
 from agentpost.protocol.payloads import AckType, Kind
 
 __all__ = ["COLUMNS", "merge", "merge_rows", "partials"]
@@ -84,6 +83,55 @@ COLUMNS: Final[merging.Columns] = {
 _KEY: Final = ("hour", "event_id", "recipient")
 # What one event says of a delivery; those that count together stand together.
 _SENT, _ACCEPTED, _PROCESSED, _FAILED, _REPLIED, _FORGED, _DEAD, _INCIDENT = range(8)
+_IS_SENT, _IS_ACCEPTED, _IS_FAILED, _IS_REPLIED, _IS_FORGED, _IS_DEAD, _IS_INCIDENT = (
+    f"what = {what}" for what in (_SENT, _ACCEPTED, _FAILED, _REPLIED, _FORGED, _DEAD, _INCIDENT)
+)
+_IS_OUTCOME: Final = f"what between {_PROCESSED} and {_FAILED}"
+_IS_ANSWER: Final = f"what between {_PROCESSED} and {_REPLIED}"
+_IS_END: Final = f"what between {_DEAD} and {_INCIDENT}"
+# What a column is made of: a value of the narrow rows, and which of them have it.
+_SAID: Final[Mapping[str, tuple[str, str]]] = {
+    "sends": ("1", _IS_SENT),
+    "attempt_bits": ("shiftleft(1L, attempt - 1)", _IS_SENT),
+    "kind": ("code", _IS_SENT),
+    "capability": ("capability", _IS_SENT),
+    "routes": ("routes", _IS_SENT),
+    "source": ("by", _IS_SENT),
+    "to_min": ("to", _IS_SENT),
+    "to_max": ("to", _IS_SENT),
+    "emitted_us": ("at_us", _IS_SENT),
+    "expires_us": ("until_us", _IS_SENT),
+    "deadline_us": ("deadline_us", _IS_SENT),
+    "send_place": ("place", _IS_SENT),
+    "last_send_place": ("place", _IS_SENT),
+    "accepts": ("1", _IS_ACCEPTED),
+    "accepted_us": ("at_us", _IS_ACCEPTED),
+    "accepted_by_min": ("by", _IS_ACCEPTED),
+    "accepted_by_max": ("by", _IS_ACCEPTED),
+    "accept_place": ("place", _IS_ACCEPTED),
+    "last_accept_place": ("place", _IS_ACCEPTED),
+    "eta_us": ("until_us", _IS_ACCEPTED),
+    "outcomes": ("1", _IS_OUTCOME),
+    "failures": ("1", _IS_FAILED),
+    "outcome_us": ("at_us", _IS_OUTCOME),
+    "outcome_place": ("place", _IS_OUTCOME),
+    "last_outcome_place": ("place", _IS_ANSWER),
+    "replies": ("1", _IS_REPLIED),
+    "replied_us": ("at_us", _IS_REPLIED),
+    "reply_place": ("place", _IS_REPLIED),
+    "outcome_by_min": ("by", _IS_ANSWER),
+    "outcome_by_max": ("by", _IS_ANSWER),
+    "forged": ("1", _IS_FORGED),
+    "forged_place": ("place", _IS_FORGED),
+    "forged_by": ("by", _IS_FORGED),
+    "dead_letters": ("1", _IS_DEAD),
+    "dead_us": ("at_us", _IS_DEAD),
+    "dead_reason": ("code", _IS_DEAD),
+    "dead_place": ("place", _IS_DEAD),
+    "incident_us": ("at_us", _IS_INCIDENT),
+    "ended_by_min": ("by", _IS_END),
+    "ended_by_max": ("by", _IS_END),
+}
 _OF_SENDS: Final = {
     "deadline_us": "bigint",
     "attempt": "int",
@@ -97,7 +145,7 @@ def partials(bronze: DataFrame) -> DataFrame:
     """What these events say of deliveries."""
     said = _sends(bronze).unionByName(_answers(bronze))
     # Who sent and who answered stand in different outboxes: to aggregate before the rows meet would only widen them.
-    return merge(_columns(said.repartition("event_id")))
+    return merging.gather(said.repartition("event_id"), _KEY, COLUMNS, _SAID)
 
 
 def merge(rows: DataFrame) -> DataFrame:
@@ -165,66 +213,3 @@ def _answers(bronze: DataFrame) -> DataFrame:
         *[sf.lit(None).cast(kind).alias(name) for name, kind in _OF_SENDS.items()],
     )
     return said.where(sf.col("recipient").isNotNull() & sf.col("what").isNotNull())
-
-
-def _columns(said: DataFrame) -> DataFrame:
-    """The columns of the table, for what each row says."""
-    one, at, by, place, until = sf.lit(1), sf.col("at_us"), sf.col("by"), sf.col("place"), sf.col("until_us")
-
-    def of(what: int, value: Column) -> Column:
-        return sf.when(sf.col("what") == what, value)
-
-    def of_outcomes(value: Column) -> Column:
-        return sf.when(sf.col("what").between(_PROCESSED, _FAILED), value)
-
-    def of_answers(value: Column) -> Column:
-        return sf.when(sf.col("what").between(_PROCESSED, _REPLIED), value)
-
-    def of_ends(value: Column) -> Column:
-        return sf.when(sf.col("what").between(_DEAD, _INCIDENT), value)
-
-    return rows_of(
-        said,
-        _KEY,
-        COLUMNS,
-        sends=of(_SENT, one),
-        attempt_bits=of(_SENT, bit_of(sf.col("attempt") - 1)),
-        kind=of(_SENT, sf.col("code")),
-        capability=sf.col("capability"),
-        routes=sf.col("routes"),
-        source=of(_SENT, by),
-        to_min=sf.col("to"),
-        to_max=sf.col("to"),
-        emitted_us=of(_SENT, at),
-        expires_us=of(_SENT, until),
-        deadline_us=sf.col("deadline_us"),
-        send_place=of(_SENT, place),
-        last_send_place=of(_SENT, place),
-        accepts=of(_ACCEPTED, one),
-        accepted_us=of(_ACCEPTED, at),
-        accepted_by_min=of(_ACCEPTED, by),
-        accepted_by_max=of(_ACCEPTED, by),
-        accept_place=of(_ACCEPTED, place),
-        last_accept_place=of(_ACCEPTED, place),
-        eta_us=of(_ACCEPTED, until),
-        outcomes=of_outcomes(one),
-        failures=of(_FAILED, one),
-        outcome_us=of_outcomes(at),
-        outcome_place=of_outcomes(place),
-        last_outcome_place=of_answers(place),
-        replies=of(_REPLIED, one),
-        replied_us=of(_REPLIED, at),
-        reply_place=of(_REPLIED, place),
-        outcome_by_min=of_answers(by),
-        outcome_by_max=of_answers(by),
-        forged=of(_FORGED, one),
-        forged_place=of(_FORGED, place),
-        forged_by=of(_FORGED, by),
-        dead_letters=of(_DEAD, one),
-        dead_us=of(_DEAD, at),
-        dead_reason=of(_DEAD, sf.col("code")),
-        dead_place=of(_DEAD, place),
-        incident_us=of(_INCIDENT, at),
-        ended_by_min=of_ends(by),
-        ended_by_max=of_ends(by),
-    )

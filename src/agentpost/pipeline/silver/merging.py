@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-__all__ = ["Columns", "How", "merge", "merge_rows", "rows_of"]
+__all__ = ["Columns", "How", "gather", "merge", "merge_rows", "rows_of"]
 
 How = Literal["sum", "min", "max", "bit_or"]
 Columns = Mapping[str, tuple[How, str]]  # how two values of it become one, and its type
@@ -27,6 +27,18 @@ _KERNELS: Final[Mapping[How, str]] = {"sum": "sum", "min": "min", "max": "max", 
 def merge(rows: DataFrame, key: Sequence[str], columns: Columns) -> DataFrame:
     """One row for each key. All of `How` are associative and commutative, and null is nothing."""
     return rows.groupBy(*key).agg(*[_merged(name, how).alias(name) for name, (how, _) in columns.items()])
+
+
+def gather(rows: DataFrame, key: Sequence[str], columns: Columns, said: Mapping[str, tuple[str, str]]) -> DataFrame:
+    """One row for each key out of narrow rows: `said` has for each column its value and which of the rows have one.
+
+    As a `filter`, for which Spark steps over a column that a row has no value for. A null instead would be merged: each
+    row would read and write all columns.
+    """
+    told = {name: f"{how}(cast({said[name][0]} as {kind}))" for name, (how, kind) in columns.items()}
+    return rows.groupBy(*key).agg(
+        *[sf.expr(f"{told[name]} filter (where {said[name][1]})").alias(name) for name in told]
+    )
 
 
 def merge_rows(rows: pa.Table, key: Sequence[str], columns: Columns) -> pa.Table:
