@@ -8,17 +8,26 @@ Hours that nothing new speaks of are not touched, whenever what is new arrives.
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, cast
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from agentpost.pipeline.brief import SMALL_EVENTS
+from agentpost.pipeline.few_rows import made_of
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, in_one_part, local_frame
+from agentpost.pipeline.frames import (
+    bronze_events,
+    bronze_rows,
+    bronze_schema,
+    frame_of,
+    in_one_part,
+    local_frame,
+)
 from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
@@ -68,7 +77,8 @@ class HourTables:
         self._warehouse = warehouse
         self._writer = writer
         self._catalog = catalog
-        self._params = params
+        # What the hours say holds at any time, so that plans of it do too.
+        self._params = msgspec.structs.replace(params, now_us=0)
         self._tables = tables
         # What is new: the rows themselves if they are few, else the files that have them.
         self._fresh: dict[str, pa.Table] = {}
@@ -79,19 +89,20 @@ class HourTables:
         used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
         if not used:
             return frozenset()
-        events = bronze_events(self._spark, lake, used)
+        if intake.events < FEW_EVENTS:
+            return self._make_silver_here(bronze_rows(lake, used))
         with _plans_for(self._spark, intake):
-            if intake.events < FEW_EVENTS:
-                return self._fetch_silver(in_one_part(events, few=True))
-            return self._write_silver(events, intake)
+            return self._write_silver(bronze_events(self._spark, lake, used), intake)
 
-    def _fetch_silver(self, events: DataFrame) -> frozenset[int]:
-        def fetch(table: SilverTable) -> pa.Table:
-            return self._writer.fetch(_silver(table), table.partials(events))
+    def _make_silver_here(self, events: pa.Table) -> frozenset[int]:
+        def make(table: SilverTable) -> pa.Table:
+            made = made_of(self._spark, [events], lambda frame: table.partials(frame(events)), key=table.partials)
+            self._writer.schemas[_silver(table)] = made.schema
+            return made.rows
 
-        fetched = side_by_side(fetch, self._catalog.silver)
-        self._fresh = {table.name: rows for table, rows in zip(self._catalog.silver, fetched, strict=True)}
-        return frozenset(hour for rows in fetched for hour in cast("list[int]", rows["hour"].unique().to_pylist()))
+        rows = side_by_side(make, self._catalog.silver)
+        self._fresh = {table.name: each for table, each in zip(self._catalog.silver, rows, strict=True)}
+        return frozenset(hour for each in rows for hour in cast("list[int]", each["hour"].unique().to_pylist()))
 
     def _write_silver(self, events: DataFrame, intake: Intake) -> frozenset[int]:
         def write(table: SilverTable) -> tuple[DataFile, ...]:
@@ -110,11 +121,10 @@ class HourTables:
             return
         few = self._are_few(touched)
         if self._fresh and few:
-            replaced = side_by_side(lambda table: self._replace_silver(table, touched), self._catalog.silver)
-            silver = {table.name: rows for table, rows in zip(self._catalog.silver, replaced, strict=True)}
-        else:
-            self._add_silver()
-            silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
+            self._make_gold_here(touched, segments, facts)
+            return
+        self._add_silver()
+        silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
         inputs = self._inputs(silver, segments, facts)
 
         def write(table: GoldTable | SilverTable) -> None:
@@ -133,17 +143,33 @@ class HourTables:
                 if rows.is_cached:
                     rows.unpersist()
 
-    def _replace_silver(self, table: SilverTable, touched: frozenset[int]) -> DataFrame:
-        """Merge what is new into all that is known of the touched hours, here, and write that in its place.
+    def _make_gold_here(self, touched: frozenset[int], segments: pa.Table, facts: pa.Table) -> None:
+        """Silver and gold of the touched hours, without a job of Spark's: to plan those takes longer than to do this."""
+        merged = side_by_side(lambda table: self._replace_silver(table, touched), self._catalog.silver)
+        silver = {table.name: rows for table, rows in zip(self._catalog.silver, merged, strict=True)}
+        names = self._names(segments, facts)
 
-        Spark then reads one file with each key once. Its plan is the same in every run, and so is the compiled code.
-        """
+        def inputs(frame: Callable[[pa.Table], DataFrame]) -> GoldInputs:
+            frames = {name: frame(rows) for name, rows in silver.items()}
+            return GoldInputs(silver=frames, segments=frame(segments), names=frame(names), params=self._params)
+
+        def make(table: GoldTable) -> None:
+            key = (table.build, self._params)
+            made = made_of(self._spark, [*merged, segments, names], lambda frame: table.build(inputs(frame)), key=key)
+            files = self._writer.write_rows(table.name, made.rows, made.schema)
+            self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
+
+        side_by_side(make, self._catalog.gold)
+
+    def _replace_silver(self, table: SilverTable, touched: frozenset[int]) -> pa.Table:
+        """Merge what is new into all that is known of the touched hours, and write that in its place."""
         name, fresh = _silver(table), self._fresh[table.name]
         known = self._known_rows(name, fresh.schema, touched)
         merged = table.merge_rows(pa.concat_tables([known, fresh])) if known.num_rows else fresh
         files = self._writer.write_rows(name, merged.sort_by("hour"))
         self._tables[name] = (*replace_hours(self._tables.get(name, ()), touched), *files)
-        return in_one_part(frame_of(self._spark, self._warehouse, files, self._writer.schema(name)), few=True)
+        # As what is read from a file: nobody promises that a column has no nulls.
+        return merged.cast(pa.schema([field.with_nullable(True) for field in merged.schema]))
 
     def _known_rows(self, name: str, schema: pa.Schema, touched: frozenset[int]) -> pa.Table:
         """The rows of these hours that earlier runs wrote."""
@@ -193,13 +219,16 @@ class HourTables:
             self._tables[name] = (*replace_hours(self._tables[name], crowded), *files)
 
     def _inputs(self, silver: Mapping[str, DataFrame], segments: pa.Table, facts: pa.Table) -> GoldInputs:
-        told = self._warehouse.rows(self._tables.get("silver_names", ()), _NAMES, columns=_NAMES.names)
         return GoldInputs(
             silver=silver,
             segments=in_one_part(local_frame(self._spark, segments), few=True),
-            names=local_frame(self._spark, all_names(told, segments, facts)),
+            names=local_frame(self._spark, self._names(segments, facts)),
             params=self._params,
         )
+
+    def _names(self, segments: pa.Table, facts: pa.Table) -> pa.Table:
+        told = self._warehouse.rows(self._tables.get("silver_names", ()), _NAMES, columns=_NAMES.names)
+        return all_names(told, segments, facts)
 
     def _learn_schemas(self, segments: pa.Table, facts: pa.Table) -> None:
         """The schemas of tables that nothing was ever written to: what they would be made of, without a row."""

@@ -55,8 +55,10 @@ class TableWriter:
         self.schemas[table] = rows.schema.json()
         self._spark.sparkContext.setJobDescription(table)
 
-    def write_rows(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:
-        """Write rows of a table of the hours that the driver has, and Spark made."""
+    def write_rows(self, table: str, rows: pa.Table, schema: str | None = None) -> tuple[DataFile, ...]:
+        """Write rows of a table of the hours that the driver has; the schema is as Spark tells it."""
+        if schema is not None:
+            self.schemas[table] = schema
         return self._warehouse.write(self._attempt, table, rows, by_hour=True)
 
     def write_small(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:

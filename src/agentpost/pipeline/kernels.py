@@ -1,0 +1,218 @@
+"""What Spark's expressions mean, in pyarrow and numpy: nulls, overflows and types as Spark has them.
+
+What could come out otherwise is refused: an overflow raises, as it does in Spark, and whoever asked lets Spark decide.
+"""
+
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false, reportUnknownLambdaType=false
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, reduce
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentpost.pipeline.hashes import hash_of_texts
+from agentpost.pipeline.plans import Expression, Unknown
+
+__all__ = ["FUNCTIONS", "list_of", "literal"]
+
+Value = Any
+_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+}
+
+
+def literal(of: Expression) -> pa.Scalar:
+    """A value that stands in the plan."""
+    kind = _type(of)
+    if of.value is None or pa.types.is_string(kind):
+        return pa.scalar(of.value, kind)
+    if pa.types.is_boolean(kind):
+        return pa.scalar(of.value == "true")
+    return pa.scalar(float(of.value) if pa.types.is_floating(kind) else int(of.value), kind)
+
+
+def list_of(lists: pa.ListArray, is_kept: pa.BooleanArray) -> pa.ListArray:
+    """The lists with only those of their values that are kept."""
+    parents = np.asarray(pc.list_parent_indices(lists))[np.asarray(is_kept)]
+    lengths = np.bincount(parents, minlength=len(lists))
+    return pa.ListArray.from_arrays(pa.array(_offsets(lengths), pa.int32()), lists.flatten().filter(is_kept))
+
+
+def _type(of: Expression) -> pa.DataType:
+    if not isinstance(of.detail, str) or of.detail not in _TYPES:
+        raise Unknown(f"the type {of.detail}")
+    return _TYPES[of.detail]
+
+
+def _cast(of: Expression, value: Value) -> Value:
+    if not (_is_number(value) or pa.types.is_boolean(value.type)) or pa.types.is_string(_type(of)):
+        raise Unknown(f"{value.type} as {of.detail}")
+    return value.cast(_type(of))
+
+
+def _is_number(value: Value) -> bool:
+    return pa.types.is_integer(value.type) or pa.types.is_floating(value.type)
+
+
+def _case(_of: Expression, *values: Value) -> Value:
+    """Conditions and values by turns, then what is left."""
+    conditions, chosen = values[0 : len(values) // 2 * 2 : 2], values[1::2]
+    return pc.case_when(pc.make_struct(*conditions), *chosen, *values[len(conditions) * 2 :])
+
+
+def _is_same(_of: Expression, one: Value, other: Value) -> Value:
+    return pc.coalesce(pc.equal(one, other), pc.and_(pc.is_null(one), pc.is_null(other)))
+
+
+def _is_in(_of: Expression, value: Value, *others: Value) -> Value:
+    return reduce(pc.or_kleene, [pc.equal(value, other) for other in others])
+
+
+def _divided(_of: Expression, one: Value, other: Value) -> Value:
+    if pc.any(pc.equal(_as_array(other), pa.scalar(0, other.type))).as_py():
+        raise Unknown("a division by zero")
+    return pc.divide(one, other)
+
+
+def _bit_count(_of: Expression, value: Value) -> Value:
+    numbers = _as_array(value)
+    bits = np.asarray(numbers.cast(pa.int64()).fill_null(0)).view(np.uint64)
+    return pa.array(np.bitwise_count(bits).astype(np.int32), mask=np.asarray(numbers.is_null()))
+
+
+def _each(function: Callable[[Any], Any], kind: pa.DataType, value: Value) -> Value:
+    """A function of Python's for each value that there is; the same ones come again and again."""
+    coded = _as_array(value).dictionary_encode()
+    return pa.array([function(each.as_py()) for each in coded.dictionary], kind).take(coded.indices)
+
+
+def _hex(_of: Expression, value: Value) -> Value:
+    if not pa.types.is_int64(value.type):
+        raise Unknown(f"hex of {value.type}")
+    return _each(lambda number: f"{number & (1 << 64) - 1:X}", pa.string(), value)
+
+
+def _lower(_of: Expression, value: Value) -> Value:
+    # Beyond ASCII, languages disagree.
+    return pc.ascii_lower(value) if pc.all(pc.string_is_ascii(_as_array(value))).as_py() is not False else _refused()
+
+
+def _refused() -> Value:
+    raise Unknown("letters beyond ASCII")
+
+
+def _hashed(of: Expression, *values: Value) -> Value:
+    if not all(pa.types.is_string(each.type) for each in values):
+        raise Unknown("a hash of something else than texts")
+    columns = [_as_array(each).to_pylist() for each in values]
+    return pa.array([_hash(of.detail, texts) for texts in zip(*columns, strict=True)], pa.int64())
+
+
+@lru_cache(maxsize=100_000)
+def _hash(seed: int, texts: tuple[str | None, ...]) -> int:
+    return hash_of_texts(texts, seed)
+
+
+def _joined_texts(_of: Expression, separator: Value, *texts: Value) -> Value:
+    return pc.binary_join_element_wise(*texts, separator, null_handling="skip")
+
+
+def _item(_of: Expression, lists: pa.ListArray, place: Value) -> Value:
+    """Null for a place that a list does not have."""
+    offsets, nth = np.asarray(lists.offsets), _as_array(place)
+    wanted = np.asarray(nth.cast(pa.int64()).fill_null(-1))
+    is_there = np.asarray(lists.is_valid()) & (wanted >= 0) & (wanted < np.diff(offsets))
+    return lists.values.take(pa.array(offsets[:-1] + wanted, mask=~is_there))
+
+
+def _sorted(_of: Expression, lists: pa.ListArray, is_ascending: pa.BooleanScalar) -> Value:
+    values = lists.flatten()
+    if values.null_count or lists.null_count or not pa.types.is_integer(values.type) or not is_ascending.as_py():
+        raise Unknown("an order of something else than whole numbers")
+    order = np.lexsort((np.asarray(values), np.asarray(pc.list_parent_indices(lists))))
+    return pa.ListArray.from_arrays(
+        pa.array(_offsets(np.asarray(pc.list_value_length(lists))), pa.int32()), values.take(pa.array(order))
+    )
+
+
+def _list(_of: Expression, *values: Value) -> Value:
+    count, width = max(len(each) for each in values if isinstance(each, pa.Array)), len(values)
+    columns = [pa.repeat(each, count) if isinstance(each, pa.Scalar) else each for each in values]
+    by_row = np.arange(count * width).reshape(width, count).T.ravel()
+    offsets = pa.array(np.arange(0, count * width + 1, width), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.concat_arrays(columns).take(pa.array(by_row)))
+
+
+def _struct(_of: Expression, *values: Value) -> Value:
+    return pc.make_struct(*values[1::2], field_names=[name.as_py() for name in values[::2]])
+
+
+def _offsets(lengths: Any) -> Any:
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+def _as_array(value: Value) -> pa.Array:
+    return pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else value
+
+
+def _plain(function: Callable[..., Value]) -> Callable[..., Value]:
+    return lambda _of, *values: function(*values)
+
+
+def _exact(function: Callable[..., Value]) -> Callable[..., Value]:
+    """One that raises where the numbers are too large; floating ones are never."""
+    return lambda _of, one, other: function(one, other)
+
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Value]]] = {
+    "And": _plain(pc.and_kleene),
+    "Or": _plain(pc.or_kleene),
+    "Not": _plain(pc.invert),
+    "IsNull": _plain(pc.is_null),
+    "IsNotNull": _plain(pc.is_valid),
+    "EqualTo": _plain(pc.equal),
+    "EqualNullSafe": _is_same,
+    "LessThan": _plain(pc.less),
+    "LessThanOrEqual": _plain(pc.less_equal),
+    "GreaterThan": _plain(pc.greater),
+    "GreaterThanOrEqual": _plain(pc.greater_equal),
+    "In": _is_in,
+    "CaseWhen": _case,
+    "If": _case,
+    "Least": _plain(pc.min_element_wise),
+    "Greatest": _plain(pc.max_element_wise),
+    "Add": _plain(pc.add_checked),
+    "Subtract": _plain(pc.subtract_checked),
+    "Multiply": _plain(pc.multiply_checked),
+    "Divide": _divided,
+    "IntegralDivide": _plain(pc.divide_checked),
+    "Floor": _plain(lambda value: pc.floor(value).cast(pa.int64())),
+    "Ceil": _plain(lambda value: pc.ceil(value).cast(pa.int64())),
+    "Cast": _cast,
+    "BitwiseAnd": _plain(pc.bit_wise_and),
+    "BitwiseOr": _plain(pc.bit_wise_or),
+    "ShiftLeft": _plain(pc.shift_left),
+    "ShiftRight": _plain(pc.shift_right),
+    "BitwiseCount": _bit_count,
+    "Hex": _hex,
+    "Lower": _lower,
+    "Length": _plain(pc.utf8_length),
+    "Contains": lambda _of, text, part: pc.match_substring(text, part.as_py()),
+    "Concat": _plain(lambda *texts: pc.binary_join_element_wise(*texts, "")),
+    "ConcatWs": _joined_texts,
+    "XxHash64": _hashed,
+    "Size": _plain(pc.list_value_length),
+    "GetArrayItem": _item,
+    "SortArray": _sorted,
+    "CreateArray": _list,
+    "CreateNamedStruct": _struct,
+}
