@@ -32,7 +32,7 @@ from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
 from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
-from agentpost.pipeline.warehouse import DataFile, Warehouse, live_files, replace_hours, rows_within
+from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
 from agentpost.pipeline.writing import TableWriter, side_by_side
 
 __all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
@@ -43,8 +43,6 @@ MOST_DELTAS: Final = 6
 FEW_EVENTS: Final = 100_000
 # The touched hours of fewer rows are merged by the driver, and gold of them comes to it.
 FEW_ROWS: Final = 300_000
-# Of files with more rows, Spark finds those of some hours faster: it skips pages where pyarrow skips row groups.
-MANY_ROWS: Final = 4_000_000
 # Little data: one partition and no second thoughts, which cost a job for every stage.
 _PARTS: Final = "spark.sql.shuffle.partitions"
 _SMALL_PLANS: Final = {_PARTS: "1", "spark.sql.adaptive.enabled": "false"}
@@ -108,7 +106,7 @@ class HourTables:
         def write(table: SilverTable) -> tuple[DataFile, ...]:
             partials = table.partials(events)
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
-            return self._writer.write(_silver(table), partials)
+            return self._writer.write(_silver(table), partials, is_fine=True)
 
         written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
@@ -144,7 +142,7 @@ class HourTables:
                     rows.unpersist()
 
     def _make_gold_here(self, touched: frozenset[int], segments: pa.Table, facts: pa.Table) -> None:
-        """Silver and gold of the touched hours, without a job of Spark's: to plan those takes longer than to do this."""
+        """Silver and gold of the touched hours, without a job of Spark's: to plan those takes longer than this does."""
         merged = side_by_side(lambda table: self._replace_silver(table, touched), self._catalog.silver)
         silver = {table.name: rows for table, rows in zip(self._catalog.silver, merged, strict=True)}
         names = self._names(segments, facts)
@@ -157,27 +155,20 @@ class HourTables:
             key = (table.build, self._params)
             made = made_of(self._spark, [*merged, segments, names], lambda frame: table.build(inputs(frame)), key=key)
             files = self._writer.write_rows(table.name, made.rows, made.schema)
-            self._tables[table.name] = (*replace_hours(self._tables.get(table.name, ()), touched), *files)
+            kept = replace_hours(self._tables.get(table.name, ()), touched)
+            self._tables[table.name] = self._writer.joined(table.name, (*kept, *files))
 
         side_by_side(make, self._catalog.gold)
 
     def _replace_silver(self, table: SilverTable, touched: frozenset[int]) -> pa.Table:
         """Merge what is new into all that is known of the touched hours, and write that in its place."""
         name, fresh = _silver(table), self._fresh[table.name]
-        known = self._known_rows(name, fresh.schema, touched)
+        known = self._warehouse.rows(self._tables.get(name, ()), fresh.schema, hours=touched).cast(fresh.schema)
         merged = table.merge_rows(pa.concat_tables([known, fresh])) if known.num_rows else fresh
         files = self._writer.write_rows(name, merged.sort_by("hour"))
         self._tables[name] = (*replace_hours(self._tables.get(name, ()), touched), *files)
         # As what is read from a file: nobody promises that a column has no nulls.
         return merged.cast(pa.schema([field.with_nullable(True) for field in merged.schema]))
-
-    def _known_rows(self, name: str, schema: pa.Schema, touched: frozenset[int]) -> pa.Table:
-        """The rows of these hours that earlier runs wrote."""
-        files = live_files(self._tables.get(name, ()), touched)
-        if sum(file.rows for file in files) < MANY_ROWS:
-            return self._warehouse.rows(files, schema, hours=touched).cast(schema)
-        rows = frame_of(self._spark, self._warehouse, files, self._writer.schema(name), hours=touched)
-        return self._writer.fetch(name, rows).cast(schema)
 
     def _add_silver(self) -> None:
         """The new partials beside those that are there."""
@@ -215,7 +206,7 @@ class HourTables:
         crowded = frozenset(hour for hour in touched if counts[hour] > MOST_DELTAS)
         if crowded:
             rows = merged.where(sf.col("hour").isin(*sorted(crowded))).coalesce(1)
-            files = self._writer.write(name, rows, part="-joined")
+            files = self._writer.write(name, rows, part="-joined", is_fine=True)
             self._tables[name] = (*replace_hours(self._tables[name], crowded), *files)
 
     def _inputs(self, silver: Mapping[str, DataFrame], segments: pa.Table, facts: pa.Table) -> GoldInputs:

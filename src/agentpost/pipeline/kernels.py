@@ -9,16 +9,17 @@ What could come out otherwise is refused: an overflow raises, as it does in Spar
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentpost.pipeline.hashes import hash_of_texts
 from agentpost.pipeline.plans import Expression, Unknown
 
-__all__ = ["FUNCTIONS", "list_of", "literal"]
+__all__ = ["FUNCTIONS", "as_array", "list_of", "literal"]
 
 Value = Any
 _TYPES: Final[Mapping[str, pa.DataType]] = {
@@ -40,11 +41,15 @@ def literal(of: Expression) -> pa.Scalar:
     return pa.scalar(float(of.value) if pa.types.is_floating(kind) else int(of.value), kind)
 
 
-def list_of(lists: pa.ListArray, is_kept: pa.BooleanArray) -> pa.ListArray:
+def as_array(value: Value, count: int) -> pa.Array:
+    """A value for each row."""
+    return cast("Any", pa).repeat(value, count) if isinstance(value, pa.Scalar) else value
+
+
+def list_of(lists: pa.ListArray, is_kept: Value) -> pa.ListArray:
     """The lists with only those of their values that are kept."""
     parents = np.asarray(pc.list_parent_indices(lists))[np.asarray(is_kept)]
-    lengths = np.bincount(parents, minlength=len(lists))
-    return pa.ListArray.from_arrays(pa.array(_offsets(lengths), pa.int32()), lists.flatten().filter(is_kept))
+    return _lists(np.bincount(parents, minlength=len(lists)), lists.flatten().filter(is_kept))
 
 
 def _type(of: Expression) -> pa.DataType:
@@ -102,12 +107,9 @@ def _hex(_of: Expression, value: Value) -> Value:
 
 
 def _lower(_of: Expression, value: Value) -> Value:
-    # Beyond ASCII, languages disagree.
-    return pc.ascii_lower(value) if pc.all(pc.string_is_ascii(_as_array(value))).as_py() is not False else _refused()
-
-
-def _refused() -> Value:
-    raise Unknown("letters beyond ASCII")
+    if pc.any(pc.invert(pc.string_is_ascii(_as_array(value)))).as_py():
+        raise Unknown("letters beyond ASCII")
+    return pc.ascii_lower(value)
 
 
 def _hashed(of: Expression, *values: Value) -> Value:
@@ -131,46 +133,42 @@ def _item(_of: Expression, lists: pa.ListArray, place: Value) -> Value:
     offsets, nth = np.asarray(lists.offsets), _as_array(place)
     wanted = np.asarray(nth.cast(pa.int64()).fill_null(-1))
     is_there = np.asarray(lists.is_valid()) & (wanted >= 0) & (wanted < np.diff(offsets))
-    return lists.values.take(pa.array(offsets[:-1] + wanted, mask=~is_there))
+    places: Any = pa.array(offsets[:-1] + wanted, mask=~is_there)
+    return lists.values.take(places)
 
 
 def _sorted(_of: Expression, lists: pa.ListArray, is_ascending: pa.BooleanScalar) -> Value:
     values = lists.flatten()
     if values.null_count or lists.null_count or not pa.types.is_integer(values.type) or not is_ascending.as_py():
         raise Unknown("an order of something else than whole numbers")
-    order = np.lexsort((np.asarray(values), np.asarray(pc.list_parent_indices(lists))))
-    return pa.ListArray.from_arrays(
-        pa.array(_offsets(np.asarray(pc.list_value_length(lists))), pa.int32()), values.take(pa.array(order))
-    )
+    order: Any = np.lexsort((np.asarray(values), np.asarray(pc.list_parent_indices(lists))))
+    return _lists(np.asarray(pc.list_value_length(lists)), values.take(order))
 
 
 def _list(_of: Expression, *values: Value) -> Value:
+    """Several columns as one of lists."""
     count, width = max(len(each) for each in values if isinstance(each, pa.Array)), len(values)
-    columns = [pa.repeat(each, count) if isinstance(each, pa.Scalar) else each for each in values]
-    by_row = np.arange(count * width).reshape(width, count).T.ravel()
-    offsets = pa.array(np.arange(0, count * width + 1, width), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.concat_arrays(columns).take(pa.array(by_row)))
+    by_row: Any = np.arange(count * width).reshape(width, count).T.ravel()
+    columns = pa.concat_arrays([as_array(each, count) for each in values])
+    return _lists(np.full(count, width), columns.take(by_row))
 
 
 def _struct(_of: Expression, *values: Value) -> Value:
     return pc.make_struct(*values[1::2], field_names=[name.as_py() for name in values[::2]])
 
 
-def _offsets(lengths: Any) -> Any:
-    return np.concatenate(([0], np.cumsum(lengths)))
+def _lists(lengths: npt.NDArray[np.integer], values: pa.Array) -> pa.ListArray:
+    """Values that stand one after the other, as lists of these lengths."""
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    return pa.ListArray.from_arrays(cast("Any", pa.array(ends, pa.int32())), values)
 
 
 def _as_array(value: Value) -> pa.Array:
-    return pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else value
+    return as_array(value, 1)
 
 
 def _plain(function: Callable[..., Value]) -> Callable[..., Value]:
     return lambda _of, *values: function(*values)
-
-
-def _exact(function: Callable[..., Value]) -> Callable[..., Value]:
-    """One that raises where the numbers are too large; floating ones are never."""
-    return lambda _of, one, other: function(one, other)
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Value]]] = {

@@ -1,7 +1,7 @@
 """Spark's plans as values, to be walked by whoever has the rows.
 
-Spark resolves what a table is made of: names, types, the order of things. What comes out is a tree of a few steps and of
-expressions over columns, which are numbered. Knows nothing of rows.
+Spark resolves what a table is made of: names, types, the order of things. What comes out is a tree of a few steps, and
+of expressions over numbered columns. Knows nothing of rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from pyspark.sql import DataFrame
 
-__all__ = ["Expression", "Named", "Step", "Unknown", "plan_of"]
+__all__ = ["COLUMN", "Expression", "Named", "Step", "Unknown", "plan_of"]
 
 Json = dict[str, Any]
 
@@ -33,7 +33,7 @@ class Unknown(Exception):  # noqa: N818 - an answer, not a fault: Spark does it 
 
 
 class Expression(Struct, frozen=True, eq=False):
-    """`kind` is what Spark calls it, or "Column" with its number. What is the same is there once: it is its identity."""
+    """`kind` is what Spark calls it, or "Column" with its number. Two that say the same are one and the same."""
 
     kind: str
     arguments: tuple["Expression", ...] = ()
@@ -89,9 +89,7 @@ class _Reader:
                 by = tuple(map(self._expression, node["groupingExpressions"]))
                 return Step(kind, steps, self._named(node["aggregateExpressions"]), by)
             case "Generate" if not node["outer"]:
-                return Step(
-                    kind, steps, self._named(node["generatorOutput"]), (self._expression(node["generator"]),)
-                )
+                return Step(kind, steps, self._named(node["generatorOutput"]), (self._expression(node["generator"]),))
             case "Join" if _kind(node["joinType"]) in ("LeftOuter", "Inner") and node["condition"]:
                 is_outer = _kind(node["joinType"]) == "LeftOuter"
                 return Step(kind, steps, by=(self._expression(node["condition"]),), is_outer=is_outer)

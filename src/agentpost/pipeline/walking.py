@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentpost.pipeline.kernels import FUNCTIONS, list_of, literal
+from agentpost.pipeline.kernels import FUNCTIONS, as_array, list_of, literal
 from agentpost.pipeline.plans import COLUMN, Expression, Step, Unknown
 from agentpost.pipeline.silver.merging import joined_bits
 
@@ -38,7 +38,7 @@ class Rows:
 
     def column(self, number: int) -> pa.Array:
         if number not in self._values:
-            self._values[number] = _whole(self._columns[number](), self.count)
+            self._values[number] = as_array(self._columns[number](), self.count)
         return self._values[number]
 
     def value(self, of: Expression) -> Value:
@@ -49,14 +49,14 @@ class Rows:
         return self._values[of]
 
     def array(self, of: Expression) -> pa.Array:
-        return _whole(self.value(of), self.count)
+        return as_array(self.value(of), self.count)
 
     def keep(self, of: Expression, value: pa.Array) -> None:
         """Take a value as known."""
         self._values[of] = value
 
     def taken(self, places: pa.Array) -> dict[int, Callable[[], Value]]:
-        """These columns at other places; null where there is none."""
+        """These columns, with the rows at these places; null where a place is."""
         return {number: lambda number=number: self.column(number).take(places) for number in self.numbers}
 
     def _computed(self, of: Expression) -> Value:
@@ -105,9 +105,7 @@ def _input(step: Step, inputs: Mapping[tuple[str, ...], pa.Table]) -> Rows:
     if names not in inputs:
         raise Unknown(f"an input with the columns {', '.join(names)}")
     table = inputs[names]
-    return Rows(
-        table.num_rows, {each.number: lambda name=each.name: _joined(table[name]) for each in step.gives}
-    )
+    return Rows(table.num_rows, {each.number: lambda name=each.name: _joined(table[name]) for each in step.gives})
 
 
 def _project(step: Step, rows: Rows) -> Rows:
@@ -115,7 +113,7 @@ def _project(step: Step, rows: Rows) -> Rows:
 
 
 def _filter(step: Step, rows: Rows) -> Rows:
-    mask = rows.array(step.by[0])
+    mask = cast("pa.BooleanArray", rows.array(step.by[0]))
     if mask.true_count == rows.count:
         return rows
     return Rows(
@@ -263,10 +261,6 @@ _STEPS: Final[Mapping[str, Callable[..., Rows]]] = {
     "Join": _join,
     "Generate": _generate,
 }
-
-
-def _whole(value: Value, count: int) -> pa.Array:
-    return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
