@@ -9,7 +9,6 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Frame = "Callable[[pa.Table], DataFrame]"
 MOST = 2**63 - 1
 ROWS = pa.table(
     {
@@ -92,16 +91,21 @@ def test_expressions_mean_what_spark_means_by_them(spark: "SparkSession") -> Non
     "build",
     [
         pytest.param(lambda frame: frame(ROWS).where("n > 0 or b"), id="filter"),
-        pytest.param(lambda frame: frame(ROWS).selectExpr("t", "posexplode(l)"), id="posexplode"),
-        pytest.param(lambda frame: frame(ROWS).selectExpr("n", "explode(array(t, u))"), id="explode"),
+        pytest.param(
+            lambda frame: frame(ROWS).selectExpr("t", "posexplode(l) as (p, e)").selectExpr("e", "p", "t"),
+            id="posexplode",
+        ),
+        pytest.param(
+            lambda frame: frame(ROWS).selectExpr("n", "explode(array(t, u)) as e").selectExpr("e", "n"), id="explode"
+        ),
         pytest.param(lambda frame: frame(ROWS).select("t").union(frame(ROWS).select("u")).distinct(), id="union"),
         pytest.param(lambda frame: frame(ROWS).select("l").distinct(), id="lists"),
         pytest.param(
-            lambda frame: frame(ROWS).join(frame(NAMES), frame(ROWS)["n"] == frame(NAMES)["name_hash"], how="left"),
+            lambda frame: frame(ROWS).join(frame(NAMES), _column("n = name_hash"), how="left"),
             id="left join",
         ),
         pytest.param(
-            lambda frame: frame(ROWS).join(frame(NAMES), frame(ROWS)["n"] == frame(NAMES)["name_hash"], how="inner"),
+            lambda frame: frame(ROWS).join(frame(NAMES), _column("n = name_hash"), how="inner"),
             id="inner join",
         ),
         pytest.param(
@@ -119,8 +123,13 @@ def test_expressions_mean_what_spark_means_by_them(spark: "SparkSession") -> Non
             id="lists of a group",
         ),
         pytest.param(
-            lambda frame: frame(ROWS).selectExpr(
-                "n", "inline(filter(array(case when b then struct(t, m) end, struct(u, n)), x -> x is not null))"
+            lambda frame: (
+                frame(ROWS)
+                .selectExpr(
+                    "n", "array(case when b then struct(t, m) end, case when n > 0 then struct(u as t, m) end) as l"
+                )
+                .selectExpr("n", "inline(filter(l, x -> x is not null)) as (t, m)")
+                .selectExpr("m", "t", "n")
             ),
             id="inline",
         ),
@@ -152,6 +161,14 @@ def test_what_is_not_known_is_left_to_spark(spark: "SparkSession", text: str) ->
 
     made = made_of(spark, [ROWS], build, key=object())
     assert in_order(made.rows) == in_order(build(lambda table: local_frame(spark, table)).toArrow())
+
+
+def test_what_a_generator_gives_is_left_to_spark(spark: "SparkSession") -> None:
+    """Without a step after it, Spark does not tell which columns stay."""
+    from agentpost.pipeline.few_rows import made_of
+
+    made = made_of(spark, [ROWS], lambda frame: frame(ROWS).selectExpr("t", "explode(l) as e"), key=object())
+    assert in_order(made.rows.slice(0, 2)) == ["{'t': 'a', 'e': 'p'}", "{'t': 'a', 'e': 'q'}"]
 
 
 def test_an_overflow_is_an_error_as_it_is_in_spark(spark: "SparkSession") -> None:

@@ -63,7 +63,17 @@ class Step(Struct, frozen=True, eq=False):
 def plan_of(frame: DataFrame) -> Step:
     """What Spark would do for this frame, once it has simplified it."""
     told = cast("Any", frame)._jdf.queryExecution().optimizedPlan().toJSON()
-    return _Reader().step(iter(msgspec.json.decode(told)))
+    return _in_order(_Reader().step(iter(msgspec.json.decode(told))))
+
+
+def _in_order(step: Step) -> Step:
+    """A step whose columns are known by their order. Spark does not tell which of its own a generator leaves out."""
+    if step.kind == "Generate":
+        raise Unknown("what a generator gives, as it is")
+    if step.kind in ("Filter", "Join"):
+        for each in step.steps:
+            _in_order(each)
+    return step
 
 
 class _Reader:
@@ -94,7 +104,7 @@ class _Reader:
                 is_outer = _kind(node["joinType"]) == "LeftOuter"
                 return Step(kind, steps, by=(self._expression(node["condition"]),), is_outer=is_outer)
             case "Union":
-                return Step(kind, steps)
+                return Step(kind, tuple(map(_in_order, steps)))
             case _:
                 raise Unknown(kind)
 
