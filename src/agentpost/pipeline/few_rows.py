@@ -58,7 +58,8 @@ def made_of(spark: SparkSession, tables: Sequence[pa.Table], build: Build, *, ke
 def _asked(frame: DataFrame) -> _Answer:
     try:
         plan = plan_of(frame)
-    except Unknown:
+    except (Unknown, LookupError, TypeError):
+        # Another Spark may write its plans in another way.
         plan = None
     return _Answer(plan, to_arrow_schema(frame.schema), frame.schema.json())
 

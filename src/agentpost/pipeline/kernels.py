@@ -74,11 +74,11 @@ def _case(_of: Expression, *values: Value) -> Value:
     return pc.case_when(pc.make_struct(*conditions), *chosen, *values[len(conditions) * 2 :])
 
 
-def _is_same(_of: Expression, one: Value, other: Value) -> Value:
+def _is_same(one: Value, other: Value) -> Value:
     return pc.coalesce(pc.equal(one, other), pc.and_(pc.is_null(one), pc.is_null(other)))
 
 
-def _is_in(_of: Expression, value: Value, *others: Value) -> Value:
+def _is_in(value: Value, *others: Value) -> Value:
     return reduce(pc.or_kleene, [pc.equal(value, other) for other in others])
 
 
@@ -167,6 +167,28 @@ def _as_array(value: Value) -> pa.Array:
     return as_array(value, 1)
 
 
+def _contains(_of: Expression, text: Value, part: Value) -> Value:
+    if not isinstance(part, pa.Scalar) or part.as_py() is None:
+        raise Unknown("a part of a text that is not the same for all")
+    return pc.match_substring(text, part.as_py())
+
+
+def _shifted(shift: Callable[..., Value]) -> Callable[..., Value]:
+    """As Java shifts: by no more than the bits that there are."""
+    return lambda _of, value, by: shift(value, pc.bit_wise_and(by, pa.scalar(value.type.bit_width - 1, by.type)))
+
+
+def _compared(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Of what is no number, Spark says that it equals itself and is the largest; nobody else does."""
+
+    def compare(of: Expression, *values: Value) -> Value:
+        if any(pa.types.is_floating(value.type) for value in values):
+            raise Unknown(f"{of.kind} of floating numbers")
+        return function(*values)
+
+    return compare
+
+
 def _plain(function: Callable[..., Value]) -> Callable[..., Value]:
     return lambda _of, *values: function(*values)
 
@@ -177,17 +199,17 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Value]]] = {
     "Not": _plain(pc.invert),
     "IsNull": _plain(pc.is_null),
     "IsNotNull": _plain(pc.is_valid),
-    "EqualTo": _plain(pc.equal),
-    "EqualNullSafe": _is_same,
-    "LessThan": _plain(pc.less),
-    "LessThanOrEqual": _plain(pc.less_equal),
-    "GreaterThan": _plain(pc.greater),
-    "GreaterThanOrEqual": _plain(pc.greater_equal),
-    "In": _is_in,
+    "EqualTo": _compared(pc.equal),
+    "EqualNullSafe": _compared(_is_same),
+    "LessThan": _compared(pc.less),
+    "LessThanOrEqual": _compared(pc.less_equal),
+    "GreaterThan": _compared(pc.greater),
+    "GreaterThanOrEqual": _compared(pc.greater_equal),
+    "In": _compared(_is_in),
     "CaseWhen": _case,
     "If": _case,
-    "Least": _plain(pc.min_element_wise),
-    "Greatest": _plain(pc.max_element_wise),
+    "Least": _compared(pc.min_element_wise),
+    "Greatest": _compared(pc.max_element_wise),
     "Add": _plain(pc.add_checked),
     "Subtract": _plain(pc.subtract_checked),
     "Multiply": _plain(pc.multiply_checked),
@@ -198,13 +220,13 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Value]]] = {
     "Cast": _cast,
     "BitwiseAnd": _plain(pc.bit_wise_and),
     "BitwiseOr": _plain(pc.bit_wise_or),
-    "ShiftLeft": _plain(pc.shift_left),
-    "ShiftRight": _plain(pc.shift_right),
+    "ShiftLeft": _shifted(pc.shift_left),
+    "ShiftRight": _shifted(pc.shift_right),
     "BitwiseCount": _bit_count,
     "Hex": _hex,
     "Lower": _lower,
     "Length": _plain(pc.utf8_length),
-    "Contains": lambda _of, text, part: pc.match_substring(text, part.as_py()),
+    "Contains": _contains,
     "Concat": _plain(lambda *texts: pc.binary_join_element_wise(*texts, "")),
     "ConcatWs": _joined_texts,
     "XxHash64": _hashed,

@@ -136,6 +136,8 @@ def _aggregate(step: Step, rows: Rows) -> Rows:
     keys = {f"key {n}": _Key(rows.array(key)) for n, key in enumerate(step.by)}
     columns = {name: key.values for name, key in keys.items()}
     columns |= {f"value {n}": rows.array(each.arguments[0].arguments[0]) for n, each in enumerate(sums)}
+    if any(pa.types.is_floating(values.type) for values in columns.values()):
+        raise Unknown("floating numbers, whose sum depends on their order")
     found = pa.table(columns).group_by(list(keys), use_threads=False).aggregate(told)
     known = {by: key.original(_joined(found[name])) for by, (name, key) in zip(step.by, keys.items(), strict=True)}
     known |= {each: _told(each, _joined(found[f"value {n}_{_how(each)}"])) for n, each in enumerate(sums)}
