@@ -39,9 +39,9 @@ __all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
 
 # From so many runs on that have written silver of an hour, it is merged.
 MOST_DELTAS: Final = 6
-# What is made of fewer events is made by one task, and comes to the driver.
+# What is made of fewer events is made by the driver.
 FEW_EVENTS: Final = 100_000
-# The touched hours of fewer rows are merged by the driver, and gold of them comes to it.
+# The touched hours of fewer rows are merged by the driver, which makes gold of them.
 FEW_ROWS: Final = 300_000
 # Little data: one partition and no second thoughts, which cost a job for every stage.
 _PARTS: Final = "spark.sql.shuffle.partitions"
