@@ -12,6 +12,7 @@ The cost follows what is new. The tables of the fleet are made by the driver, wi
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Final, cast
 
 import pyarrow as pa
@@ -182,15 +183,15 @@ class _Batch:
 
     def _build_fleet_gold(self, intake: Intake, touched: frozenset[int]) -> None:
         """Made by each run, from what the hours and the intake say: what time alone changes is up to date."""
-        read: dict[tuple[str, pa.Schema], pa.Table] = {}
+        read: dict[tuple[str, pa.Schema, str], pa.Table] = {}
 
         def hour_rows(name: str, schema: pa.Schema, where: pc.Expression | None = None, /) -> pa.Table:
-            if where is not None:
-                return self._rows(self._tables, name, schema, where=where)
-            if (name, schema) not in read:
-                read[name, schema] = self._rows(self._tables, name, schema)
-            return read[name, schema]
+            key = (name, schema, str(where))
+            if key not in read:
+                read[key] = self._rows(self._tables, name, schema, where=where)
+            return read[key]
 
+        @cache
         def changed(name: str, schema: pa.Schema) -> tuple[pa.Table, pa.Table] | None:
             if self._before is None:
                 return None
