@@ -42,7 +42,7 @@ EXPRESSIONS = (
     "n & 4",
     "n | m",
     "shiftleft(m, 3)",
-    "shiftleft(1L, i - 1)",
+    "shiftleft(1L, greatest(i, 1) - 1)",
     "shiftright(n, 40 + cast(b as int))",
     "shiftright(n, 40)",
     "bit_count(n)",
@@ -150,7 +150,9 @@ def _column(text: str) -> Any:
     return sf.expr(text)
 
 
-@pytest.mark.parametrize("text", ["sqrt(d)", "upper(t)", "cast(n as string)", "d / i", "d = i", "d > 1"])
+@pytest.mark.parametrize(
+    "text", ["sqrt(d)", "upper(t)", "cast(n as string)", "d / i", "d = i", "d > 1", "shiftleft(1L, i - 1)"]
+)
 def test_what_is_not_known_is_left_to_spark(spark: "SparkSession", text: str) -> None:
     """A function that nobody walked before, or a division by zero in a row that Spark does not look at."""
     from agentpost.pipeline.few_rows import made_of

@@ -175,7 +175,16 @@ def _contains(_of: Expression, text: Value, part: Value) -> Value:
 
 def _shifted(shift: Callable[..., Value]) -> Callable[..., Value]:
     """As Java shifts: by no more than the bits that there are."""
-    return lambda _of, value, by: shift(value, pc.bit_wise_and(by, pa.scalar(value.type.bit_width - 1, by.type)))
+
+    def move(_of: Expression, value: Value, by: Value) -> Value:
+        most = pa.scalar(value.type.bit_width - 1, by.type)
+        places = pc.bit_wise_and(by, most)
+        # pyarrow does not move anything into or out of the sign.
+        if pc.any(pc.equal(_as_array(places), most)).as_py():
+            raise Unknown("a shift by all bits")
+        return shift(value, places)
+
+    return move
 
 
 def _compared(function: Callable[..., Value]) -> Callable[..., Value]:
