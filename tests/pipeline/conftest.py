@@ -14,7 +14,9 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "1g",
 }
-JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1",)
+# With one compiler the JVM keeps room for 48 MB of compiled code, as much as the plans of all tests take; without any
+# left it ends.
+JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
 
 @pytest.fixture(scope="session")

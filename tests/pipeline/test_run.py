@@ -166,6 +166,19 @@ def test_many_runs_stay_few_files(tmp_path: Path, spark: "SparkSession") -> None
     assert run(spark, lake, full=True).events == 20
 
 
+def test_the_files_of_many_hours_are_joined(tmp_path: Path, spark: "SparkSession") -> None:
+    """Runs that each leave an hour behind do not leave a file each, and no row is lost."""
+    lake = tmp_path / "lake"
+    outbox = Outbox(lake)
+    for number in range(30):
+        outbox.seal(outbox.messages(2, at_ms=START_MS + number * HOUR_MS))
+        run(spark, lake)
+    assert len(warehouse_of(lake).require().tables["said_by_hour"]) < 10
+    in_steps = tables(lake)
+    run(spark, lake, full=True)
+    assert tables(lake) == in_steps
+
+
 def test_spark_and_pyarrow_read_the_same(tmp_path: Path, spark: "SparkSession") -> None:
     """A table is plain Parquet and a list of files: Spark and pyarrow see the same rows, replaced hours included."""
     from agentpost.pipeline.frames import table_frame
@@ -194,6 +207,19 @@ def test_nothing_new_is_cheap(tmp_path: Path, spark: "SparkSession") -> None:
     result = run(spark, lake)
     assert (result.events, result.hours, result.batch, result.version) == (0, 0, 1, 2)
     assert tables(lake) == before
+
+
+def test_tables_that_an_older_version_has_not_are_made_of_the_lake(tmp_path: Path, spark: "SparkSession") -> None:
+    """Where a table of the hours was not there before, all of it is made."""
+    from agentpost.pipeline.run import RunOptions, run_batch
+    from tests.pipeline.tiny import TINY
+
+    lake = tmp_path / "lake"
+    month_of_mail(lake)
+    older = TINY._replace(gold=(TINY.gold[0]._replace(name="said_before"),), fleet=())
+    run_batch(spark, Files(str(lake)), warehouse_of(lake), RunOptions(now_us=NOW_US), catalog=older)
+    assert run(spark, lake).events == 50
+    assert warehouse_of(lake).require().events == 50
 
 
 def test_since_leaves_the_rest_for_later(tmp_path: Path, spark: "SparkSession", whole: object) -> None:

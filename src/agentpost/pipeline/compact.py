@@ -64,7 +64,9 @@ def compact(
             tables[name] = _joined(spark, warehouse, writer, name, tables.get(name, ()))
 
         side_by_side(merge, catalog.silver)
-        side_by_side(join, [table.name for table in catalog.gold])
+        # Tables of the fleet that are made anew as a whole have no hours, and no more than a file each.
+        of_fleet = [table.name for table in catalog.fleet if any(file.hours for file in tables.get(table.name, ()))]
+        side_by_side(join, [*(table.name for table in catalog.gold), *of_fleet])
         at_phase("compact_written")
         after = replace(
             before,
@@ -102,7 +104,7 @@ def _merged(
         return tuple(files)
     name = f"silver_{table.name}"
     rows = table.merge(frame_of(spark, warehouse, files, writer.schema(name), hours=hours))
-    written = writer.write(name, rows.coalesce(_parts(files)).sortWithinPartitions("hour"))
+    written = writer.write(name, rows.coalesce(_parts(files)).sortWithinPartitions("hour"), is_fine=True)
     return (*replace_hours(files, hours), *written)
 
 

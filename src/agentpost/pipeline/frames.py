@@ -12,9 +12,10 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from agentpost.lake.schema import SEGMENT
@@ -22,10 +23,11 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import members
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, live_files
 
-__all__ = ["bronze_events", "bronze_schema", "frame_of", "in_one_part", "local_frame", "table_frame"]
+__all__ = ["bronze_events", "bronze_rows", "bronze_schema", "frame_of", "in_one_part", "local_frame", "table_frame"]
 
 _SEALED: Final = ("chain", "body")
 _OUTBOX: Final = "outbox"
+_OF_PATHS: Final = ("node", "epoch")
 
 
 def bronze_schema(*, with_bodies: bool = False) -> StructType:
@@ -68,6 +70,22 @@ def bronze_events(
     )
     cut = some.join(sf.broadcast(wanted), match, how="inner").select(*schema.names)
     return events.unionByName(cut) if whole else cut
+
+
+def bronze_rows(lake: Files, segments: Iterable[dict[str, Any]]) -> pa.Table:
+    """The same events as `bronze_events` has, for the driver."""
+    schema = to_arrow_schema(bronze_schema())
+    columns = [name for name in schema.names if name not in _OF_PATHS]
+    parts = [schema.empty_table()]
+    for row in segments:
+        rows = pq.read_table(lake.at(row["path"]), filesystem=lake.system, partitioning=None, columns=columns)
+        slices = list(zip(row["slice_first"], row["slice_last"], strict=True))
+        cut = [rows.slice(first - row["first_seq"], last - first + 1) for first, last in slices]
+        whole = pa.concat_tables(cut)
+        for name, value in zip(_OF_PATHS, _outbox_of(row["path"]), strict=True):
+            whole = whole.append_column(name, pa.repeat(value, whole.num_rows))
+        parts.append(whole.select(schema.names).cast(schema))
+    return pa.concat_tables(parts)
 
 
 def _read(spark: SparkSession, lake: Files, names: Sequence[str], schema: StructType) -> DataFrame:

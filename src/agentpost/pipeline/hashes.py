@@ -1,10 +1,11 @@
 """The hashes of `codes`, for values that the driver has: xxHash64 as Spark's `xxhash64` computes it. Pure."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from agentpost.pipeline.places import OUTBOX_MASK
 
-__all__ = ["hash_of_name", "hash_of_outbox"]
+__all__ = ["hash_of_name", "hash_of_outbox", "hash_of_texts"]
 
 _MASK: Final = (1 << 64) - 1
 _P1: Final = 0x9E3779B185EBCA87
@@ -23,6 +24,13 @@ def hash_of_name(name: str | None) -> int | None:
 def hash_of_outbox(node: str, epoch: str) -> int:
     """What `codes.outbox_code` gives."""
     return _xxhash64(epoch.encode(), _xxhash64(node.encode(), _SEED)) & OUTBOX_MASK
+
+
+def hash_of_texts(texts: Iterable[str | None], seed: int = _SEED) -> int:
+    """What Spark's `xxhash64` gives for several columns: each takes the hash of those before it as its seed."""
+    for text in texts:
+        seed = seed if text is None else _xxhash64(text.encode(), seed)
+    return _signed(seed)
 
 
 def _xxhash64(content: bytes, seed: int) -> int:

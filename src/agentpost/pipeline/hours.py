@@ -8,34 +8,41 @@ Hours that nothing new speaks of are not touched, whenever what is new arrives.
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, cast
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from agentpost.pipeline.brief import SMALL_EVENTS
+from agentpost.pipeline.few_rows import made_of
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.frames import bronze_events, bronze_schema, frame_of, in_one_part, local_frame
+from agentpost.pipeline.frames import (
+    bronze_events,
+    bronze_rows,
+    bronze_schema,
+    frame_of,
+    in_one_part,
+    local_frame,
+)
 from agentpost.pipeline.gold.names import all_names
 from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
 from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
-from agentpost.pipeline.warehouse import DataFile, Warehouse, live_files, replace_hours, rows_within
+from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
 from agentpost.pipeline.writing import TableWriter, side_by_side
 
 __all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
 
 # From so many runs on that have written silver of an hour, it is merged.
 MOST_DELTAS: Final = 6
-# What is made of fewer events is made by one task, and comes to the driver.
+# What is made of fewer events is made by the driver.
 FEW_EVENTS: Final = 100_000
-# The touched hours of fewer rows are merged by the driver, and gold of them comes to it.
+# The touched hours of fewer rows are merged by the driver, which makes gold of them.
 FEW_ROWS: Final = 300_000
-# Of files with more rows, Spark finds those of some hours faster: it skips pages where pyarrow skips row groups.
-MANY_ROWS: Final = 4_000_000
 # Little data: one partition and no second thoughts, which cost a job for every stage.
 _PARTS: Final = "spark.sql.shuffle.partitions"
 _SMALL_PLANS: Final = {_PARTS: "1", "spark.sql.adaptive.enabled": "false"}
@@ -68,7 +75,8 @@ class HourTables:
         self._warehouse = warehouse
         self._writer = writer
         self._catalog = catalog
-        self._params = params
+        # What the hours say holds at any time, so that plans of it do too.
+        self._params = msgspec.structs.replace(params, now_us=0)
         self._tables = tables
         # What is new: the rows themselves if they are few, else the files that have them.
         self._fresh: dict[str, pa.Table] = {}
@@ -79,25 +87,26 @@ class HourTables:
         used = [row for row in intake.segments.to_pylist() if row["slice_first"]]
         if not used:
             return frozenset()
-        events = bronze_events(self._spark, lake, used)
+        if intake.events < FEW_EVENTS:
+            return self._make_silver_here(bronze_rows(lake, used))
         with _plans_for(self._spark, intake):
-            if intake.events < FEW_EVENTS:
-                return self._fetch_silver(in_one_part(events, few=True))
-            return self._write_silver(events, intake)
+            return self._write_silver(bronze_events(self._spark, lake, used), intake)
 
-    def _fetch_silver(self, events: DataFrame) -> frozenset[int]:
-        def fetch(table: SilverTable) -> pa.Table:
-            return self._writer.fetch(_silver(table), table.partials(events))
+    def _make_silver_here(self, events: pa.Table) -> frozenset[int]:
+        def make(table: SilverTable) -> pa.Table:
+            made = made_of(self._spark, [events], lambda frame: table.partials(frame(events)), key=table.partials)
+            self._writer.schemas[_silver(table)] = made.schema
+            return made.rows
 
-        fetched = side_by_side(fetch, self._catalog.silver)
-        self._fresh = {table.name: rows for table, rows in zip(self._catalog.silver, fetched, strict=True)}
-        return frozenset(hour for rows in fetched for hour in cast("list[int]", rows["hour"].unique().to_pylist()))
+        rows = side_by_side(make, self._catalog.silver)
+        self._fresh = {table.name: each for table, each in zip(self._catalog.silver, rows, strict=True)}
+        return frozenset(hour for each in rows for hour in cast("list[int]", each["hour"].unique().to_pylist()))
 
     def _write_silver(self, events: DataFrame, intake: Intake) -> frozenset[int]:
         def write(table: SilverTable) -> tuple[DataFile, ...]:
             partials = table.partials(events)
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
-            return self._writer.write(_silver(table), partials)
+            return self._writer.write(_silver(table), partials, is_fine=True)
 
         written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
@@ -110,11 +119,10 @@ class HourTables:
             return
         few = self._are_few(touched)
         if self._fresh and few:
-            replaced = side_by_side(lambda table: self._replace_silver(table, touched), self._catalog.silver)
-            silver = {table.name: rows for table, rows in zip(self._catalog.silver, replaced, strict=True)}
-        else:
-            self._add_silver()
-            silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
+            self._make_gold_here(touched, segments, facts)
+            return
+        self._add_silver()
+        silver = {table.name: self._merged_silver(table, touched, few=few) for table in self._catalog.silver}
         inputs = self._inputs(silver, segments, facts)
 
         def write(table: GoldTable | SilverTable) -> None:
@@ -133,25 +141,34 @@ class HourTables:
                 if rows.is_cached:
                     rows.unpersist()
 
-    def _replace_silver(self, table: SilverTable, touched: frozenset[int]) -> DataFrame:
-        """Merge what is new into all that is known of the touched hours, here, and write that in its place.
+    def _make_gold_here(self, touched: frozenset[int], segments: pa.Table, facts: pa.Table) -> None:
+        """Silver and gold of the touched hours, without a job of Spark's: to plan those takes longer than this does."""
+        merged = side_by_side(lambda table: self._replace_silver(table, touched), self._catalog.silver)
+        silver = {table.name: rows for table, rows in zip(self._catalog.silver, merged, strict=True)}
+        names = self._names(segments, facts)
 
-        Spark then reads one file with each key once. Its plan is the same in every run, and so is the compiled code.
-        """
+        def inputs(frame: Callable[[pa.Table], DataFrame]) -> GoldInputs:
+            frames = {name: frame(rows) for name, rows in silver.items()}
+            return GoldInputs(silver=frames, segments=frame(segments), names=frame(names), params=self._params)
+
+        def make(table: GoldTable) -> None:
+            key = (table.build, self._params)
+            made = made_of(self._spark, [*merged, segments, names], lambda frame: table.build(inputs(frame)), key=key)
+            files = self._writer.write_rows(table.name, made.rows, made.schema)
+            kept = replace_hours(self._tables.get(table.name, ()), touched)
+            self._tables[table.name] = self._writer.joined(table.name, (*kept, *files))
+
+        side_by_side(make, self._catalog.gold)
+
+    def _replace_silver(self, table: SilverTable, touched: frozenset[int]) -> pa.Table:
+        """Merge what is new into all that is known of the touched hours, and write that in its place."""
         name, fresh = _silver(table), self._fresh[table.name]
-        known = self._known_rows(name, fresh.schema, touched)
+        known = self._warehouse.rows(self._tables.get(name, ()), fresh.schema, hours=touched).cast(fresh.schema)
         merged = table.merge_rows(pa.concat_tables([known, fresh])) if known.num_rows else fresh
         files = self._writer.write_rows(name, merged.sort_by("hour"))
         self._tables[name] = (*replace_hours(self._tables.get(name, ()), touched), *files)
-        return in_one_part(frame_of(self._spark, self._warehouse, files, self._writer.schema(name)), few=True)
-
-    def _known_rows(self, name: str, schema: pa.Schema, touched: frozenset[int]) -> pa.Table:
-        """The rows of these hours that earlier runs wrote."""
-        files = live_files(self._tables.get(name, ()), touched)
-        if sum(file.rows for file in files) < MANY_ROWS:
-            return self._warehouse.rows(files, schema, hours=touched).cast(schema)
-        rows = frame_of(self._spark, self._warehouse, files, self._writer.schema(name), hours=touched)
-        return self._writer.fetch(name, rows).cast(schema)
+        # As what is read from a file: nobody promises that a column has no nulls.
+        return merged.cast(pa.schema([field.with_nullable(True) for field in merged.schema]))
 
     def _add_silver(self) -> None:
         """The new partials beside those that are there."""
@@ -189,17 +206,20 @@ class HourTables:
         crowded = frozenset(hour for hour in touched if counts[hour] > MOST_DELTAS)
         if crowded:
             rows = merged.where(sf.col("hour").isin(*sorted(crowded))).coalesce(1)
-            files = self._writer.write(name, rows, part="-joined")
+            files = self._writer.write(name, rows, part="-joined", is_fine=True)
             self._tables[name] = (*replace_hours(self._tables[name], crowded), *files)
 
     def _inputs(self, silver: Mapping[str, DataFrame], segments: pa.Table, facts: pa.Table) -> GoldInputs:
-        told = self._warehouse.rows(self._tables.get("silver_names", ()), _NAMES, columns=_NAMES.names)
         return GoldInputs(
             silver=silver,
             segments=in_one_part(local_frame(self._spark, segments), few=True),
-            names=local_frame(self._spark, all_names(told, segments, facts)),
+            names=local_frame(self._spark, self._names(segments, facts)),
             params=self._params,
         )
+
+    def _names(self, segments: pa.Table, facts: pa.Table) -> pa.Table:
+        told = self._warehouse.rows(self._tables.get("silver_names", ()), _NAMES, columns=_NAMES.names)
+        return all_names(told, segments, facts)
 
     def _learn_schemas(self, segments: pa.Table, facts: pa.Table) -> None:
         """The schemas of tables that nothing was ever written to: what they would be made of, without a row."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-__all__ = ["Range", "Ranges", "members", "overlaps", "ranges_of", "subtract", "without"]
+__all__ = ["Range", "Ranges", "members", "overlaps", "ranges_of", "size", "subtract", "without"]
 
 Range = tuple[int, int]  # first and last, both included
 Ranges = tuple[Range, ...]
@@ -31,7 +31,15 @@ def overlaps(ranges: Ranges, numbers: frozenset[int]) -> bool:
 
 def without(ranges: Ranges, numbers: frozenset[int]) -> Ranges:
     """The ranges less those numbers."""
-    return ranges_of(n for n in members(ranges) if n not in numbers) if overlaps(ranges, numbers) else ranges
+    taken = [(number, number) for number in numbers]
+    return tuple(left for each in ranges for left in subtract(each, taken))
+
+
+def size(ranges: Ranges, numbers: frozenset[int] | None = None) -> int:
+    """How many numbers the ranges have; how many of these, if some are given."""
+    if numbers is None:
+        return sum(last - first + 1 for first, last in ranges)
+    return sum(any(first <= number <= last for first, last in ranges) for number in numbers)
 
 
 def subtract(wanted: Range, taken: Iterable[Range]) -> Ranges:

@@ -10,8 +10,9 @@ The cost follows what is new. The tables of the fleet are made by the driver, wi
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Final, cast
 
 import pyarrow as pa
@@ -34,8 +35,9 @@ from agentpost.pipeline.intake import (
     discover,
     take_in,
 )
-from agentpost.pipeline.tables import FleetInputs, Params
-from agentpost.pipeline.warehouse import DataFile, Version, Warehouse
+from agentpost.pipeline.ranges import members
+from agentpost.pipeline.tables import FleetInputs, FromHour, Params
+from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours
 from agentpost.pipeline.workers import check_in_workers
 from agentpost.pipeline.writing import TableWriter
 
@@ -116,7 +118,7 @@ class _Batch:
         self._attempt = self._warehouse.begin()
         self._at_phase("begun")
         current = self._warehouse.current()
-        self._before = None if self._options.full else current
+        self._before = None if self._options.full or not self._has_all_tables(current) else current
         self._tables: dict[str, tuple[DataFile, ...]] = dict(self._before.tables) if self._before else {}
         schemas = self._before.schemas if self._before else {}
         self._writer = TableWriter(self._spark, self._warehouse, self._attempt, schemas)
@@ -131,7 +133,7 @@ class _Batch:
             hours.build_gold(touched, intake, self._segments, self._facts)
         self._at_phase("hour_gold")
         with self._timed("fleet_gold"):
-            self._build_fleet_gold(intake)
+            self._build_fleet_gold(intake, touched)
         self._at_phase("fleet_gold")
         with self._timed("commit"):
             version = self._commit(intake, bool(new))
@@ -146,6 +148,10 @@ class _Batch:
             newest_us=version.newest_us,
             seconds=self._seconds,
         )
+
+    def _has_all_tables(self, version: Version | None) -> bool:
+        """Whether a version has every table of the hours: what an older agentpost has left out is in the lake."""
+        return version is not None and all(table.name in version.schemas for table in self._catalog.gold)
 
     def _take_in(self) -> tuple[NewInput, Intake]:
         tables = {
@@ -175,19 +181,52 @@ class _Batch:
             return [check_segment(self._lake, claim) for claim in claims]
         return check_in_workers(self._spark, self._lake.where, claims)
 
-    def _build_fleet_gold(self, intake: Intake) -> None:
-        """Made anew by each run, from what the hours and the intake say: what time alone changes is up to date."""
-        read: dict[tuple[str, pa.Schema], pa.Table] = {}
+    def _build_fleet_gold(self, intake: Intake, touched: frozenset[int]) -> None:
+        """Made by each run, from what the hours and the intake say: what time alone changes is up to date."""
+        read: dict[tuple[str, pa.Schema, str], pa.Table] = {}
 
-        def hour_rows(name: str, schema: pa.Schema) -> pa.Table:
-            if (name, schema) not in read:
-                found = self._warehouse.rows(self._tables.get(name, ()), schema, columns=schema.names)
-                read[name, schema] = found.cast(schema)
-            return read[name, schema]
+        def hour_rows(name: str, schema: pa.Schema, where: pc.Expression | None = None, /) -> pa.Table:
+            key = (name, schema, str(where))
+            if key not in read:
+                read[key] = self._rows(self._tables, name, schema, where=where)
+            return read[key]
 
-        inputs = FleetInputs(hour_rows, self._facts, self._segments, intake.findings, self._params)
+        @cache
+        def changed(name: str, schema: pa.Schema) -> tuple[pa.Table, pa.Table] | None:
+            if self._before is None:
+                return None
+            before, after = (
+                self._rows(tables, name, schema, touched) for tables in (self._before.tables, self._tables)
+            )
+            return before, after
+
+        def hours(name: str) -> list[int]:
+            return [hour for file in self._tables.get(name, ()) for hour in members(file.hours)]
+
+        inputs = FleetInputs(
+            hour_rows, self._facts, self._segments, intake.findings, self._params, changed=changed, hours=hours
+        )
         for table in self._catalog.fleet:
-            self._tables[table.name] = self._writer.write_small(table.name, table.build(inputs).cast(table.schema))
+            made = table.build(inputs)
+            if isinstance(made, FromHour):
+                since = frozenset(hour for hour in hours(table.name) if hour >= made.hour)
+                files = self._writer.write_small(table.name, made.rows.cast(table.schema), by_hour=True)
+                kept = replace_hours(self._tables.get(table.name, ()), since)
+                self._tables[table.name] = self._writer.joined(table.name, (*kept, *files))
+            else:
+                self._tables[table.name] = self._writer.write_small(table.name, made.cast(table.schema))
+
+    def _rows(
+        self,
+        tables: Mapping[str, tuple[DataFile, ...]],
+        name: str,
+        schema: pa.Schema,
+        hours: frozenset[int] | None = None,
+        *,
+        where: pc.Expression | None = None,
+    ) -> pa.Table:
+        files = tables.get(name, ())
+        return self._warehouse.rows(files, schema, columns=schema.names, hours=hours, where=where).cast(schema)
 
     def _commit(self, intake: Intake, is_new: bool) -> Version:
         before = self._before

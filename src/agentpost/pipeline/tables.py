@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from agentpost.pipeline.gold import (
+    activity,
     backlog,
     cursors,
     delivery_findings,
@@ -25,12 +26,23 @@ from agentpost.pipeline.gold import (
     throughput,
 )
 from agentpost.pipeline.gold import tasks as gold_tasks
-from agentpost.pipeline.gold.fleet import FleetInputs
+from agentpost.pipeline.gold.fleet import FleetInputs, FromHour
 from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.params import Params
 from agentpost.pipeline.silver import deliveries, minutes, names, tasks
 
-__all__ = ["FLEET", "GOLD", "SILVER", "FleetInputs", "FleetTable", "GoldInputs", "GoldTable", "Params", "SilverTable"]
+__all__ = [
+    "FLEET",
+    "GOLD",
+    "SILVER",
+    "FleetInputs",
+    "FleetTable",
+    "FromHour",
+    "GoldInputs",
+    "GoldTable",
+    "Params",
+    "SilverTable",
+]
 
 
 class SilverTable(NamedTuple):
@@ -58,11 +70,14 @@ class GoldTable(NamedTuple):
 
 
 class FleetTable(NamedTuple):
-    """One small table for readers about the whole fleet, made anew by every run from tables of the hours."""
+    """One table for readers about the whole fleet, made by every run from tables of the hours.
+
+    All of it, or with an int column `hour` what is not as it was, from an hour on.
+    """
 
     name: str
     schema: pa.Schema
-    build: Callable[[FleetInputs], pa.Table]
+    build: Callable[[FleetInputs], pa.Table | FromHour]
 
 
 SILVER: Final = (
@@ -76,7 +91,9 @@ GOLD: Final = (
     GoldTable("lifecycle", lifecycle.build),
     GoldTable("tasks", gold_tasks.build),
     GoldTable("latency", latency.build),
+    GoldTable("task_findings", gold_tasks.task_findings),
     GoldTable("throughput", throughput.build),
+    GoldTable("activity", activity.build),
     GoldTable("rates", rates.build),
     GoldTable("delivery_minutes", delivery_minutes.build),
     GoldTable("open_deliveries", open_deliveries.build),
@@ -89,6 +106,7 @@ FLEET: Final = (
     FleetTable("ack_lag", cursors.ACK_LAG, cursors.ack_lag),
     FleetTable("watermarks", cursors.WATERMARKS, cursors.watermarks),
     FleetTable("backlog", backlog.BACKLOG, backlog.build),
+    FleetTable("backlog_heads", backlog.HEADS, backlog.heads),
     FleetTable("slo", slo.SLO, slo.build),
     FleetTable("integrity", integrity.FINDINGS, integrity.integrity),
     FleetTable("observed", integrity.FINDINGS, integrity.observed),

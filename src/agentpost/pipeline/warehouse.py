@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.ranges import Ranges, members, overlaps, ranges_of, without
+from agentpost.pipeline.ranges import Ranges, members, overlaps, ranges_of, size, without
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["Attempt", "DataFile", "Version", "Warehouse", "live_files", "replace_hours", "rows_within"]
@@ -38,7 +38,10 @@ _KEEP_SECONDS: Final = 120
 
 
 class DataFile(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One Parquet file of a table. By hour: `hours` are those whose rows count, `is_partial` if others do not."""
+    """One Parquet file of a table. By hour: `hours` are those whose rows count, `is_partial` if others do not.
+
+    `rows` are those that count; about so many, if others do not.
+    """
 
     path: str
     rows: int
@@ -177,6 +180,7 @@ class Warehouse:
         *,
         columns: list[str] | None = None,
         hours: frozenset[int] | None = None,
+        where: pc.Expression | None = None,
     ) -> pa.Table:
         """The rows of these files that count, with pyarrow alone; those of some hours only, if hours are given."""
         parts = [
@@ -185,7 +189,7 @@ class Warehouse:
                 filesystem=self.files.system,
                 partitioning=None,
                 columns=columns,
-                filters=_live(file, hours),
+                filters=_live(file, hours, where),
             )
             for file in live_files(files, hours)
         ]
@@ -236,11 +240,7 @@ def rows_within(files: Iterable[DataFile], hours: frozenset[int] | None = None) 
     """About how many rows of these hours the files have, taking each of their hours to be as full as the others."""
     if hours is None:
         return sum(file.rows for file in files)
-    found = 0
-    for file in live_files(files, hours):
-        covered = list(members(file.hours))
-        found += file.rows * sum(hour in hours for hour in covered) // len(covered)
-    return found
+    return sum(file.rows * size(file.hours, hours) // size(file.hours) for file in live_files(files, hours))
 
 
 def replace_hours(files: Iterable[DataFile], hours: frozenset[int]) -> tuple[DataFile, ...]:
@@ -251,16 +251,18 @@ def replace_hours(files: Iterable[DataFile], hours: frozenset[int]) -> tuple[Dat
         if left == file.hours:
             kept.append(file)
         elif left:
-            kept.append(replace(file, hours=left, is_partial=True))
+            rows = file.rows * size(left) // size(file.hours)
+            kept.append(replace(file, rows=rows, hours=left, is_partial=True))
     return tuple(kept)
 
 
-def _live(file: DataFile, hours: frozenset[int] | None) -> pc.Expression | None:
+def _live(file: DataFile, hours: frozenset[int] | None, where: pc.Expression | None) -> pc.Expression | None:
     """Which rows of a file are wanted; None if all of them are. What is beside them is not read at all."""
     if hours is None and not file.is_partial:
-        return None
+        return where
     wanted = [hour for hour in members(file.hours) if hours is None or hour in hours]
-    return pc.field("hour").isin(pa.array(wanted, pa.int32()))
+    is_live = pc.field("hour").isin(pa.array(wanted, pa.int32()))
+    return is_live if where is None else is_live & where
 
 
 def _hours_of(file: pq.ParquetFile) -> Ranges:

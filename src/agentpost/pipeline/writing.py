@@ -1,5 +1,8 @@
 """DataFrames into the files of a run under way."""
 
+# pyarrow's type stubs leave most types open.
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -15,6 +18,10 @@ from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
 __all__ = ["TableWriter", "side_by_side"]
 
 _AT_ONCE: Final = 6
+_SMALL_ROWS: Final = 5_000
+_MOST_SMALL: Final = 24
+# Row groups of some 25,000 deliveries: pyarrow reads whole ones.
+_FINE_BYTES: Final = str(2 * 1024 * 1024)
 _UNIQUE: Final = frozenset({"event_id", "task_id", "corr_id", "seq", "place"})
 
 Item = TypeVar("Item")
@@ -31,19 +38,27 @@ class TableWriter:
         self.schemas = dict(schemas)
 
     def write(
-        self, table: str, rows: DataFrame, *, by_hour: bool = True, part: str = "", few: bool = False
+        self,
+        table: str,
+        rows: DataFrame,
+        *,
+        by_hour: bool = True,
+        part: str = "",
+        few: bool = False,
+        is_fine: bool = False,
     ) -> tuple[DataFile, ...]:
         """Run what these rows are made of, and write them. `part` tells several writes of one table apart.
 
         `few`: they come to the driver, which writes them itself. To plan and commit a job that writes a file is more
-        work than that.
+        work than that. `is_fine`: in small pieces, since single hours will be read.
         """
         if few:
             return self._warehouse.write(self._attempt, table + part, self.fetch(table, rows), by_hour=by_hour)
         self._describe(table, rows)
         directory = self._attempt.directory(table + part)
         plain = {f"parquet.enable.dictionary#{name}": "false" for name in rows.columns if _hardly_repeats(name)}
-        rows.write.options(**plain).parquet(self._warehouse.files.url(directory))
+        pieces = {"parquet.block.size": _FINE_BYTES} if is_fine else {}
+        rows.write.options(**plain, **pieces).parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
 
     def fetch(self, table: str, rows: DataFrame) -> pa.Table:
@@ -55,14 +70,25 @@ class TableWriter:
         self.schemas[table] = rows.schema.json()
         self._spark.sparkContext.setJobDescription(table)
 
-    def write_rows(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:
-        """Write rows of a table of the hours that the driver has, and Spark made."""
+    def write_rows(self, table: str, rows: pa.Table, schema: str | None = None) -> tuple[DataFile, ...]:
+        """Write rows of a table of the hours that the driver has; the schema is as Spark tells it."""
+        if schema is not None:
+            self.schemas[table] = schema
         return self._warehouse.write(self._attempt, table, rows, by_hour=True)
 
-    def write_small(self, table: str, rows: pa.Table) -> tuple[DataFile, ...]:
+    def joined(self, table: str, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        """The files of a table with hours; if many of them are small, one takes their place: each would be opened."""
+        small = [file for file in files if file.rows < _SMALL_ROWS]
+        if len(small) <= _MOST_SMALL:
+            return tuple(files)
+        rows = self._warehouse.rows(small).sort_by("hour")
+        whole = self._warehouse.write(self._attempt, f"{table}-joined", rows, by_hour=True)
+        return (*(file for file in files if file not in small), *whole)
+
+    def write_small(self, table: str, rows: pa.Table, *, by_hour: bool = False) -> tuple[DataFile, ...]:
         """Write rows that the driver has."""
         self.schemas[table] = from_arrow_schema(rows.schema).json()
-        return self._warehouse.write(self._attempt, table, rows)
+        return self._warehouse.write(self._attempt, table, rows, by_hour=by_hour)
 
     def schema(self, table: str) -> StructType:
         return StructType.fromJson(msgspec.json.decode(self.schemas[table]))

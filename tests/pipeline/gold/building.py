@@ -6,6 +6,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from agentpost.lake.schema import FACTS, SEGMENT
 
@@ -100,7 +101,17 @@ def tables(
     from agentpost.pipeline.frames import local_frame
     from agentpost.pipeline.gold.names import all_names
     from agentpost.pipeline.intake import FINDINGS
-    from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetInputs, FleetTable, GoldInputs, Params, SilverTable
+    from agentpost.pipeline.tables import (
+        FLEET,
+        GOLD,
+        SILVER,
+        FleetInputs,
+        FleetTable,
+        FromHour,
+        GoldInputs,
+        Params,
+        SilverTable,
+    )
 
     events = bronze(spark, rows)
 
@@ -120,15 +131,18 @@ def tables(
     )
     hour_gold = Lazy({table.name: partial(table.build, inputs) for table in GOLD})
 
-    def hour_rows(name: str, schema: pa.Schema) -> pa.Table:
-        return hour_gold[name].toArrow().select(schema.names).cast(schema)
+    def hour_rows(name: str, schema: pa.Schema, where: pc.Expression | None = None, /) -> pa.Table:
+        rows = found[name].toArrow()
+        return (rows if where is None else rows.filter(where)).select(schema.names).cast(schema)
 
     fleet_inputs = FleetInputs(hour_rows, told, segments, FINDINGS.empty_table(), params)
 
     def of_fleet(table: FleetTable) -> "DataFrame":
-        return local_frame(spark, table.build(fleet_inputs).cast(table.schema))
+        made = table.build(fleet_inputs)
+        return local_frame(spark, (made.rows if isinstance(made, FromHour) else made).cast(table.schema))
 
-    return Lazy({**hour_gold.makers, **{table.name: partial(of_fleet, table) for table in FLEET}})
+    found = Lazy({**hour_gold.makers, **{table.name: partial(of_fleet, table) for table in FLEET}})
+    return found
 
 
 class Lazy(Mapping[str, "DataFrame"]):

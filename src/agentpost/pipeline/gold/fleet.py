@@ -1,7 +1,7 @@
 """What a table of the fleet is computed from, and how hashes become names on the driver.
 
-These tables are small and made anew by every run, from small ones of the hours: pyarrow and Python on the driver are
-done before Spark has planned a job for each.
+These tables are small and made by every run, from small ones of the hours: pyarrow and Python on the driver are done
+before Spark has planned a job for each.
 """
 
 # pyarrow's type stubs leave most types open.
@@ -9,7 +9,7 @@ done before Spark has planned a job for each.
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,24 +18,42 @@ from agentpost.pipeline.hashes import hash_of_name, hash_of_outbox
 from agentpost.pipeline.params import Params
 from agentpost.pipeline.places import SEQ_BITS, SEQ_MASK
 
-__all__ = ["FleetInputs", "Row", "located", "newest", "selected"]
+__all__ = ["FleetInputs", "FromHour", "HourRows", "Row", "located", "newest", "selected"]
 
 Row = dict[str, Any]
 
 
+class HourRows(Protocol):
+    """Reads a table with hours: the columns of a schema, of all rows or of those that fulfil a condition."""
+
+    def __call__(self, name: str, schema: pa.Schema, where: pc.Expression | None = None, /) -> pa.Table: ...
+
+
+class FromHour(NamedTuple):
+    """Rows of a table with hours that take the place of all that it has from an hour on."""
+
+    hour: int
+    rows: pa.Table
+
+
 class FleetInputs(NamedTuple):
-    """`hour_rows` gives the columns of a schema of an hour table, the rows of all hours; it reads them when asked.
+    """`hour_rows` reads tables of the hours, and tables of the fleet with hours that are made before.
 
     `facts` has the columns of a change log. `segments` is one row for each segment that is read: node, epoch,
     first_seq, last_seq, sealed_at_us and more. `findings` is what the intake found wrong: rule, node, epoch, seq,
     event_id, agent_id, corr_id, at_us, text. All three are of the whole lake.
+
+    `changed` gives the rows of an hour table that the run replaced, and those that it put in their place; None if it
+    made all of it. `hours` are those that a table has.
     """
 
-    hour_rows: Callable[[str, pa.Schema], pa.Table]
+    hour_rows: HourRows
     facts: pa.Table
     segments: pa.Table
     findings: pa.Table
     params: Params
+    changed: Callable[[str, pa.Schema], tuple[pa.Table, pa.Table] | None] = lambda _name, _schema: None
+    hours: Callable[[str], Iterable[int]] = lambda _name: ()
 
 
 def selected(table: pa.Table, condition: pc.Expression) -> list[Row]:

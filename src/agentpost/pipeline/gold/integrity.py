@@ -131,12 +131,12 @@ def _black_holes(open_rows: pa.Table, inputs: FleetInputs) -> Iterator[Row]:
 
 def _activity(inputs: FleetInputs) -> dict[str, tuple[list[int], int]]:
     """The hours in which every node wrote something, in order, and when it last did."""
-    hourly = inputs.hour_rows("throughput", _ACTIVITY).group_by(["node", "hour"]).aggregate([("last_us", "max")])
+    hourly = inputs.hour_rows("activity", _ACTIVITY)
     hours: defaultdict[str, list[int]] = defaultdict(list)
     last_us: dict[str, int] = {}
     for row in hourly.sort_by("hour").to_pylist():
         hours[row["node"]].append(row["hour"])
-        last_us[row["node"]] = max(last_us.get(row["node"], 0), row["last_us_max"])
+        last_us[row["node"]] = max(last_us.get(row["node"], 0), row["last_us"])
     return {node: (hours[node], last_us[node]) for node in hours}
 
 
@@ -163,7 +163,7 @@ def _missed_slas(inputs: FleetInputs) -> Iterator[Row]:
 
 
 def _late_and_failed_tasks(inputs: FleetInputs) -> Iterator[Row]:
-    tasks = inputs.hour_rows("tasks", TASKS)
+    tasks = inputs.hour_rows("task_findings", TASKS)
     for row in selected(tasks, is_late(inputs.params) & ~pc.field("create_place").is_null()):
         yield _of_task(row, "eta_missed", "eta_us", "create")
     for row in selected(tasks, ~pc.field("failed_place").is_null()):

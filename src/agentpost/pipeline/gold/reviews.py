@@ -90,7 +90,7 @@ def build(inputs: FleetInputs) -> pa.Table:
 
 
 def _of_tasks(inputs: FleetInputs) -> Iterator[tuple[_Cause, str, int | None]]:
-    tasks = inputs.hour_rows("tasks", TASKS)
+    tasks = inputs.hour_rows("task_findings", TASKS)
     has_capability = ~pc.field("capability_id").is_null()
     for row in selected(tasks, has_capability & is_late(inputs.params)):
         # Being late is one cause, whatever the task came to.

@@ -10,12 +10,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentpost.pipeline.gold import backlog
 from agentpost.pipeline.gold.fleet import FleetInputs, Row
 
 __all__ = ["SLO", "WINDOWS", "build"]
 
 _MINUTES: Final = pa.schema([("minute", pa.int32()), ("in_time", pa.int64()), ("eligible", pa.int64())])
+_ALERTS: Final = pa.schema([("minute", pa.int32()), ("is_alert", pa.bool_())])
 WINDOWS: Final = {"1h": 1, "6h": 6, "24h": 24, "3d": 72}  # hours, back from now
 SLO: Final = pa.schema(
     [
@@ -40,8 +40,9 @@ def build(inputs: FleetInputs) -> pa.Table:
     of them without an alert; a single alert burns.
     """
     now_minute = inputs.params.now_us / 60_000_000
-    deliveries = inputs.hour_rows("delivery_minutes", _MINUTES)
-    waiting = backlog.build(inputs)
+    within = pc.field("minute") >= pc.scalar(math.ceil(now_minute - 60 * max(WINDOWS.values())))
+    deliveries = inputs.hour_rows("delivery_minutes", _MINUTES, within)
+    waiting = inputs.hour_rows("backlog", _ALERTS, within)
     is_quiet = pc.invert(waiting["is_alert"]).cast(pa.int64())
     quiet = pa.table([waiting["minute"], is_quiet, pa.repeat(1, waiting.num_rows)], names=_MINUTES.names)
     objectives = (("delivery", deliveries, inputs.params.delivery_objective_share), ("backlog", quiet, 1.0))

@@ -1,4 +1,4 @@
-"""The columns of the table `tasks` that the tables of the fleet look at."""
+"""The columns of `task_findings`, and so those of `tasks` that the tables of the fleet look at."""
 
 # pyarrow's type stubs leave most types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -6,9 +6,10 @@ from pyspark.sql import functions as sf
 from agentpost.pipeline.codes import seq_of_place
 from agentpost.pipeline.gold.inputs import GoldInputs
 from agentpost.pipeline.gold.names import with_names
+from agentpost.pipeline.gold.task_rows import TASKS
 from agentpost.pipeline.params import Params
 
-__all__ = ["build", "is_late", "with_lateness"]
+__all__ = ["build", "is_late", "task_findings", "with_lateness"]
 
 
 def build(inputs: GoldInputs) -> DataFrame:
@@ -63,6 +64,17 @@ def build(inputs: GoldInputs) -> DataFrame:
         task_type="task_type",
         failure_class="failure_class",
     )
+
+
+def task_findings(inputs: GoldInputs) -> DataFrame:
+    """The hour table `task_findings`: tasks that failed or came late, and open ones that may yet.
+
+    What the tables of the fleet look at, whatever time it is.
+    """
+    may_be_late = sf.col("ended_us").isNull() & sf.col("eta_us").isNotNull()
+    came_late = sf.col("ended_us") > sf.col("eta_us") + sf.lit(inputs.params.eta_grace_us)
+    has_failed = sf.col("failed_place").isNotNull() | (sf.col("outcome") == "failed")
+    return build(inputs).where(may_be_late | came_late | has_failed).select("hour", *TASKS.names)
 
 
 def is_late(params: Params) -> Column:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-__all__ = ["Columns", "How", "gather", "merge", "merge_rows", "rows_of"]
+__all__ = ["Columns", "How", "gather", "joined_bits", "merge", "merge_rows", "rows_of"]
 
 How = Literal["sum", "min", "max", "bit_or"]
 Columns = Mapping[str, tuple[How, str]]  # how two values of it become one, and its type
@@ -49,17 +49,16 @@ def merge_rows(rows: pa.Table, key: Sequence[str], columns: Columns) -> pa.Table
     merged: dict[str, Any] = {name: found[name] for name in key}
     for name, (how, _) in columns.items():
         values = found[f"{name}_{_KERNELS[how]}"]
-        merged[name] = _joined_bits(values, rows.schema.field(name).type) if how == "bit_or" else values
+        merged[name] = joined_bits(cast("pa.ListArray", values.combine_chunks())) if how == "bit_or" else values
     return pa.table([merged[name] for name in rows.column_names], names=rows.column_names).cast(rows.schema)
 
 
-def _joined_bits(lists: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def joined_bits(lists: pa.ListArray) -> pa.Array:
     """The bits of each list, none of which is empty; null where all of them are null."""
-    whole = cast("pa.ListArray", lists.combine_chunks())
-    values, starts = whole.flatten(), np.asarray(whole.offsets)[:-1]
+    values, starts = lists.flatten(), np.asarray(lists.offsets)[:-1]
     joined = np.bitwise_or.reduceat(np.asarray(values.fill_null(0)), starts)
     is_told = np.logical_or.reduceat(np.asarray(values.is_valid()), starts)
-    return pa.array(joined, kind, mask=~is_told)
+    return pa.array(joined, values.type, mask=~is_told)
 
 
 def rows_of(rows: DataFrame, key: Sequence[str], columns: Columns, **values: Column) -> DataFrame:
