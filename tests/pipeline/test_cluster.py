@@ -21,8 +21,8 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.session import spark_session
 from agentpost.pipeline.run import RunOptions, run_batch
 from agentpost.pipeline.warehouse import Warehouse
-from agentpost.pipeline import run
-run.CHECK_HERE_BYTES = 0  # everything goes through the workers
+from agentpost.pipeline import hours, run
+run.CHECK_HERE_BYTES = hours.FEW_EVENTS = hours.FEW_ROWS = 0  # everything goes through the workers
 lake, master, place, now_us = sys.argv[1:]
 with spark_session(master=master, settings={"spark.executor.memory": "700m"}) as spark:
     files = Files(lake)

@@ -1,9 +1,13 @@
-"""A run that kills itself where it is told to: `python -m tests.pipeline.victim LAKE PHASE`."""
+"""A run that kills itself where it is told to: `python -m tests.pipeline.victim LAKE PHASE MAKER`.
+
+The maker is `driver` or `spark`: who makes the tables of so few rows.
+"""
 
 import os
 import signal
 import sys
 
+from agentpost.pipeline import hours
 from agentpost.pipeline.compact import compact
 from agentpost.pipeline.files import Files
 from agentpost.pipeline.run import RunOptions, run_batch
@@ -14,7 +18,10 @@ from tests.pipeline.lakes import NOW_US
 from tests.pipeline.tiny import TINY
 
 
-def main(lake: str, phase: str) -> None:
+def main(lake: str, phase: str, maker: str) -> None:
+    if maker == "spark":
+        hours.FEW_EVENTS = hours.FEW_ROWS = 0
+
     def at_phase(name: str) -> None:
         if name == phase:
             os.kill(os.getpid(), signal.SIGKILL)
