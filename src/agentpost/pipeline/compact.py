@@ -19,7 +19,7 @@ from agentpost.pipeline.ranges import members
 from agentpost.pipeline.run import LOCK
 from agentpost.pipeline.tables import SilverTable
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours
-from agentpost.pipeline.writing import TableWriter, side_by_side
+from agentpost.pipeline.writing import SMALL_PIECE_BYTES, TableWriter, side_by_side
 
 __all__ = ["Compacted", "compact"]
 
@@ -104,7 +104,8 @@ def _merged(
         return tuple(files)
     name = f"silver_{table.name}"
     rows = table.merge(frame_of(spark, warehouse, files, writer.schema(name), hours=hours))
-    written = writer.write(name, rows.coalesce(_parts(files)).sortWithinPartitions("hour"), is_fine=True)
+    rows = rows.coalesce(_parts(files)).sortWithinPartitions("hour")
+    written = writer.write(name, rows, piece_bytes=SMALL_PIECE_BYTES)
     return (*replace_hours(files, hours), *written)
 
 

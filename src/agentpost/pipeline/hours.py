@@ -33,7 +33,7 @@ from agentpost.pipeline.intake import Intake
 from agentpost.pipeline.ranges import members, overlaps
 from agentpost.pipeline.tables import FLEET, GOLD, SILVER, FleetTable, GoldInputs, GoldTable, Params, SilverTable
 from agentpost.pipeline.warehouse import DataFile, Warehouse, replace_hours, rows_within
-from agentpost.pipeline.writing import TableWriter, side_by_side
+from agentpost.pipeline.writing import PIECE_BYTES, SMALL_PIECE_BYTES, TableWriter, side_by_side
 
 __all__ = ["MOST_DELTAS", "Catalog", "HourTables"]
 
@@ -48,6 +48,8 @@ _PARTS: Final = "spark.sql.shuffle.partitions"
 _SMALL_PLANS: Final = {_PARTS: "1", "spark.sql.adaptive.enabled": "false"}
 # Much of it: what a task adds up has to fit into its share of the memory, however long the history is.
 _EVENTS_A_PART: Final = 600_000
+# From so many events on a refresh finds few of the hours that it speaks of in each of many files.
+_LONG_EVENTS: Final = 10_000_000
 _NAMES: Final = pa.schema([("name_hash", pa.int64()), ("name", pa.string())])
 
 
@@ -106,7 +108,7 @@ class HourTables:
         def write(table: SilverTable) -> tuple[DataFile, ...]:
             partials = table.partials(events)
             partials = partials.coalesce(1) if _is_small(intake) else partials.sortWithinPartitions("hour")
-            return self._writer.write(_silver(table), partials, is_fine=True)
+            return self._writer.write(_silver(table), partials, piece_bytes=_piece_bytes(intake))
 
         written = side_by_side(write, self._catalog.silver)
         self._new_silver = {_silver(table): files for table, files in zip(self._catalog.silver, written, strict=True)}
@@ -206,7 +208,7 @@ class HourTables:
         crowded = frozenset(hour for hour in touched if counts[hour] > MOST_DELTAS)
         if crowded:
             rows = merged.where(sf.col("hour").isin(*sorted(crowded))).coalesce(1)
-            files = self._writer.write(name, rows, part="-joined", is_fine=True)
+            files = self._writer.write(name, rows, part="-joined", piece_bytes=SMALL_PIECE_BYTES)
             self._tables[name] = (*replace_hours(self._tables[name], crowded), *files)
 
     def _inputs(self, silver: Mapping[str, DataFrame], segments: pa.Table, facts: pa.Table) -> GoldInputs:
@@ -241,6 +243,10 @@ def _silver(table: SilverTable) -> str:
 
 def _is_small(intake: Intake) -> bool:
     return intake.events < SMALL_EVENTS
+
+
+def _piece_bytes(intake: Intake) -> int:
+    return SMALL_PIECE_BYTES if intake.events > _LONG_EVENTS else PIECE_BYTES
 
 
 @contextmanager

@@ -15,13 +15,15 @@ from pyspark.sql.types import StructType
 
 from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
 
-__all__ = ["TableWriter", "side_by_side"]
+__all__ = ["PIECE_BYTES", "SMALL_PIECE_BYTES", "TableWriter", "side_by_side"]
 
 _AT_ONCE: Final = 6
 _SMALL_ROWS: Final = 5_000
 _MOST_SMALL: Final = 24
-# Row groups of some 25,000 deliveries: pyarrow reads whole ones.
-_FINE_BYTES: Final = str(2 * 1024 * 1024)
+# Row groups of tables that are read by the hour. pyarrow reads whole ones, so small ones leave a refresh less to read;
+# a build reads all of them, and pays for each.
+PIECE_BYTES: Final = 16 * 1024 * 1024
+SMALL_PIECE_BYTES: Final = 2 * 1024 * 1024
 _UNIQUE: Final = frozenset({"event_id", "task_id", "corr_id", "seq", "place"})
 
 Item = TypeVar("Item")
@@ -45,19 +47,19 @@ class TableWriter:
         by_hour: bool = True,
         part: str = "",
         few: bool = False,
-        is_fine: bool = False,
+        piece_bytes: int | None = None,
     ) -> tuple[DataFile, ...]:
         """Run what these rows are made of, and write them. `part` tells several writes of one table apart.
 
         `few`: they come to the driver, which writes them itself. To plan and commit a job that writes a file is more
-        work than that. `is_fine`: in small pieces, since single hours will be read.
+        work than that. `piece_bytes`: in pieces of about that size, since single hours will be read.
         """
         if few:
             return self._warehouse.write(self._attempt, table + part, self.fetch(table, rows), by_hour=by_hour)
         self._describe(table, rows)
         directory = self._attempt.directory(table + part)
         plain = {f"parquet.enable.dictionary#{name}": "false" for name in rows.columns if _hardly_repeats(name)}
-        pieces = {"parquet.block.size": _FINE_BYTES} if is_fine else {}
+        pieces = {} if piece_bytes is None else {"parquet.block.size": str(piece_bytes)}
         rows.write.options(**plain, **pieces).parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
 
