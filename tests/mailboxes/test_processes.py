@@ -116,13 +116,14 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     acked: set[str] = set()
     in_doubt: set[str] = set()
     for life in range(LIVES):
-        process = start(f"work_until_killed({str(path)!r}, {life * 1_000_000})")
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        assert json.loads(first)[0] == "ready"
-        time.sleep(random.uniform(0.05, 0.3))
-        process.kill()
-        output, _ = process.communicate(timeout=30)
+        with start(f"work_until_killed({str(path)!r}, {life * 1_000_000})") as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert json.loads(first)[0] == "ready"
+            time.sleep(random.uniform(0.05, 0.3))
+            process.kill()
+            # Not with `communicate`, which passes over what was read ahead with the first line.
+            output = process.stdout.read()
         last = ""
         for what, msg_id in lines_of(output):
             if what == "took":
