@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agentpost.pipeline.java import Archive, class_archive, find_java, is_being_written
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["start_training", "train"]
 
@@ -73,12 +73,17 @@ def _work(spark: "SparkSession") -> None:
     with tempfile.TemporaryDirectory(prefix="agentpost-training-") as place:
         local_frame(spark, rows).write.parquet(f"file://{place}/events")
         events = spark.read.schema(bronze_schema()).parquet(f"file://{place}/events").coalesce(1)
-        silver = {table.name: table.partials(events) for table in SILVER}
+        silver: dict[str, DataFrame] = {}
+        for table in SILVER:
+            partials = table.partials(events)
+            partials.write.parquet(f"file://{place}/{table.name}")
+            # Gold is never planned on top of events: Spark would reason about that for minutes.
+            silver[table.name] = spark.read.schema(partials.schema).parquet(f"file://{place}/{table.name}")
         segments = SEGMENTS.empty_table()
         names = all_names(silver["names"].toArrow(), segments, FACTS.empty_table())
         inputs = GoldInputs(silver, local_frame(spark, segments), local_frame(spark, names), Params(now_us=1))
-        for frame in (*silver.values(), *(table.build(inputs) for table in GOLD)):
-            frame.toArrow()
+        for table in GOLD:
+            table.build(inputs).toArrow()
 
 
 def _sample(kind: Any) -> Any:
