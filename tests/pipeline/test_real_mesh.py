@@ -1,6 +1,8 @@
 """Three real gateways and the pipeline over their lake: both say the same of every delivery."""
 
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +46,19 @@ def make_history(machines: tuple[Machine, Machine, Machine]) -> None:
         )
     )
 
+    # A gateway that ended before it heard that its answer had arrived would know less than the lake does.
+    eventually(lambda: not any(on_their_way(machine) for machine in machines))
+
     lab.gateway.end()
     late = laptop.send("builder", "too late", sender="architect", ttlSeconds=3)["eventId"]
     eventually(lambda: laptop.states(late) == [DeliveryState.DEAD_LETTER])
+
+
+def on_their_way(machine: Machine) -> int:
+    """How many deliveries of a running gateway no other gateway has accepted, as far as it has heard."""
+    with closing(sqlite3.connect(f"file:{machine.home / 'agentpost.db'}?mode=ro", uri=True)) as database:
+        counted = "SELECT count(*) FROM deliveries WHERE state = ?"
+        return database.execute(counted, (DeliveryState.EMITTED.value,)).fetchone()[0]
 
 
 def deliveries_of(machines: Iterable[Machine]) -> dict[tuple[str, str], Delivery]:
