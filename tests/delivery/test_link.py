@@ -170,6 +170,51 @@ async def test_what_is_missing_is_asked_for_until_it_comes(world: World) -> None
     assert b.incidents() == []
 
 
+@pytest.mark.req("CUR-3")
+async def test_a_batch_that_was_passed_over_is_missing_until_it_comes(world: World) -> None:
+    """A batch overtakes the answer to a question that was asked: that the answer comes does not bring it back."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    sent: list[str] = []
+    batches: list[Events] = []
+    waiting: list[bytes] = []
+
+    def hold(frame: bytes) -> list[bytes]:
+        found = decode_frame(frame)
+        if not isinstance(found, Events):
+            return [frame]
+        batches.append(found)
+        waiting.append(frame)
+        return []
+
+    async def send_one() -> None:
+        sent.append(await a.send("bob"))
+        pipe.right.bring(pipe.left.session.frames_to_send())
+
+    pipe.right.meddle = hold
+    await send_one()
+    await send_one()
+    # The second without the first: both are asked for.
+    pipe.right.coming.append(waiting.pop())
+    await settle(pipe)
+    await send_one()
+    answer, next_one = waiting[-2:]
+    pipe.right.coming += [next_one, answer]
+    await settle(pipe)
+    assert b.inbox("bob") == sent[:2]
+    # As many as may be under way are lost now, so that nothing else comes that would show the gap.
+    await send_one()
+    assert [(batch.after_seq, batch.through_seq) for batch in batches] == [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4)]
+    pipe.right.meddle = lambda frame: [frame]
+    await send_one()
+    await settle(pipe)
+    await pipe.right.session.tick()
+    await settle(pipe)
+    assert b.inbox("bob") == sent
+    assert b.incidents() == []
+
+
 @pytest.mark.req("PIPE-1")
 async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> None:
     """No more is under way than the reader has room for, however much there is to send."""

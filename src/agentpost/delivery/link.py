@@ -67,8 +67,10 @@ class _Subscription(Struct, kw_only=True):
     """What this side reads of one outbox over one link."""
 
     reader: StreamReader | MirrorKeeper | JointReader
-    # Where the cursor stood when it was asked for anew, after a gap.
+    # Where the cursor stood when it was asked for anew, after a gap. None once all is there that was passed over.
     asked_anew_at: int | None = None
+    # How far the batches reach that came after a gap, and were passed over.
+    passed_over_through: int = 0
 
 
 class _Lane(Struct, kw_only=True):
@@ -432,12 +434,13 @@ class LinkSession:
             return verdict is Verdict.TAKEN
         match verdict:
             case Verdict.TAKEN | Verdict.KNOWN:
-                if verdict is Verdict.TAKEN:
+                if _seq_of(subscription) >= subscription.passed_over_through:
                     subscription.asked_anew_at = None
                 self._owe_credit(key)
             case Verdict.GAP:
                 # CUR-3: the cursor stops; what is missing is asked for, once, and again with the next tick.
                 at = _seq_of(subscription)
+                subscription.passed_over_through = max(subscription.passed_over_through, frame.through_seq)
                 if subscription.asked_anew_at != at:
                     subscription.asked_anew_at = at
                     self._ask(key)
