@@ -215,6 +215,48 @@ async def test_a_batch_that_was_passed_over_is_missing_until_it_comes(world: Wor
     assert b.incidents() == []
 
 
+@pytest.mark.req("CUR-1")
+async def test_a_link_on_which_nothing_is_confirmed_is_made_anew(world: World) -> None:
+    """All that may be under way is lost, so that nothing shows the gap: the link ends, and the next one brings it."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    pipe.right.meddle = lambda frame: [] if isinstance(decode_frame(frame), Events) else [frame]
+    sent: list[str] = []
+    for _ in range(3):
+        sent.append(await a.send("bob"))
+        await settle(pipe)
+    for _ in range(7):
+        assert pipe.left.session.refusal is None
+        world.clock.advance(10_000)
+        for end in pipe.ends:
+            await end.session.tick()
+        await settle(pipe)
+    assert pipe.left.session.refusal is not None
+    assert pipe.left.session.refusal.code is Code.UNAVAILABLE
+    assert b.inbox("bob") == []
+    pipe.cut()
+    await settle(Pipe(a, b))
+    assert b.inbox("bob") == sent
+    assert a.incidents() == b.incidents() == []
+
+
+@pytest.mark.req("PIPE-1")
+async def test_a_reader_that_confirms_is_not_left_however_long_it_is_quiet(world: World) -> None:
+    """With nothing under way, or with something new confirmed each time, a link lasts."""
+    a, b = await _two(world)
+    pipe = Pipe(a, b)
+    for turn in range(20):
+        if turn % 3:
+            await a.send("bob")
+        await settle(pipe)
+        world.clock.advance(25_000)
+        for end in pipe.ends:
+            await end.session.tick()
+        await settle(pipe)
+    assert pipe.left.session.refusal is pipe.right.session.refusal is None
+
+
 @pytest.mark.req("PIPE-1")
 async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> None:
     """No more is under way than the reader has room for, however much there is to send."""

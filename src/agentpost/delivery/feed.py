@@ -70,6 +70,11 @@ class Feed(ABC):
         self._under_way_bytes = 0
         self._may_have_more = True
 
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether something is under way that the reader has not confirmed yet."""
+        return bool(self._under_way)
+
     def wake(self) -> None:
         self._may_have_more = True
 

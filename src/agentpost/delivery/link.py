@@ -43,6 +43,8 @@ __all__ = ["PING_EVERY_SECONDS", "Key", "LinkSession"]
 
 PING_EVERY_SECONDS: Final = 10.0
 _SILENT_FOR_MS: Final = 30_000
+# A peer that is there writes what it gets to its disk, and says so. Who does not in this time has not got it.
+_UNCONFIRMED_FOR_MS: Final = 60_000
 # How much of one subscription may be under way to us.
 _CREDIT_BYTES: Final = 4 * 1024 * 1024
 # An honest peer has at most its credit under way, and the rest of the event that goes beyond it.
@@ -101,6 +103,8 @@ class LinkSession:
         self._feeds: dict[Key, Feed] = {}
         # The feeds that may have something to send: their outbox grew, or the peer gave credit. In the order of that.
         self._awake: dict[Key, None] = {}
+        # How far the peer was, and since when, where something has been under way to it.
+        self._unconfirmed: dict[Key, tuple[int, int]] = {}
         self._reading: dict[Key, _Subscription] = {}
         # What was asked for over this link, also if somebody else has it now.
         self._asked_for: set[Key] = set()
@@ -227,6 +231,11 @@ class LinkSession:
         if self._hub.clock.monotonic_ms() - self._heard_at_ms >= _SILENT_FOR_MS:
             self.refuse(Refusal(Code.UNAVAILABLE, f"{self.peer} has been silent for too long"))
             return
+        stuck = self._stuck_feed()
+        if stuck is not None:
+            # It is made anew, and begins where the peer is.
+            self.refuse(Refusal(Code.UNAVAILABLE, f"{self.peer} has confirmed nothing of {stuck[0]} for too long"))
+            return
         self._idle_frames = 0
         for key, subscription in self._reading.items():
             if subscription.asked_anew_at is not None:
@@ -234,6 +243,17 @@ class LinkSession:
                 self._ask(key)
         self._send(self._ping())
         await self._hub.tick()
+
+    def _stuck_feed(self) -> Key | None:
+        """What the peer has been sent and has not confirmed for so long that it cannot have come."""
+        now_ms = self._hub.clock.monotonic_ms()
+        for key, feed in self._feeds.items():
+            at_seq, since_ms = self._unconfirmed.get(key, (None, now_ms))
+            if not feed.is_awaiting or at_seq != feed.durable_seq:
+                self._unconfirmed[key] = (feed.durable_seq, now_ms)
+            elif now_ms - since_ms >= _UNCONFIRMED_FOR_MS:
+                return key
+        return None
 
     def _ping(self) -> Ping:
         store = self._hub.store
