@@ -99,7 +99,8 @@ def bits_of(texts: Column, codes: Mapping[str, int]) -> Column:
 def texts_of_bits(bits: Column, codes: Mapping[str, int]) -> Column:
     """The names of all bits that are set, joined by commas."""
     names = [sf.when(bits.bitwiseAND(sf.lit(bit)) != 0, sf.lit(str(name))) for name, bit in sorted(codes.items())]
-    return sf.when(bits.isNotNull(), sf.concat_ws(",", *names))
+    # Nearly always it is one.
+    return sf.coalesce(text_of(bits, codes), sf.when(bits.isNotNull(), sf.concat_ws(",", *names)))
 
 
 def name_hash(name: Column) -> Column:

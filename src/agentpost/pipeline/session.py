@@ -118,6 +118,11 @@ def open_session(
         *(() if "spark.driver.memory" in (settings or {}) else ("-Xms768m",)),
         # Spark writes one method for a whole stage; unless told so, the JVM leaves large ones uncompiled.
         "-XX:-DontCompileHugeMethods",
+        # To plan queries is to walk through much code, all of it some thousand times. To compile that well takes longer
+        # than it gains; what runs for every row is called millions of times, and waits a moment longer.
+        "-XX:Tier4InvocationThreshold=50000",
+        "-XX:Tier4MinInvocationThreshold=20000",
+        "-XX:Tier4CompileThreshold=60000",
         "-Xlog:disable",
         f"-Dlog4j2.configurationFile=file:{log_settings}",
         *(_BRIEF_JAVA if brief else ()),

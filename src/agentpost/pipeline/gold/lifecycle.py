@@ -17,6 +17,8 @@ def build(inputs: GoldInputs) -> DataFrame:
     rows = (
         inputs.silver["deliveries"]
         .where(sf.col("sends").isNotNull())
+        # By itself: as a part of what names it, it would be found out anew for each state that there is.
+        .withColumn("end", end_state(inputs.params))
         .select(
             "hour",
             "event_id",
@@ -37,7 +39,7 @@ def build(inputs: GoldInputs) -> DataFrame:
             sla_due_us(inputs.params).alias("sla_due_us"),
             (sf.coalesce("failures", sf.lit(0)) > 0).alias("has_failed"),
             text_of(sf.col("dead_reason"), DEAD_REASONS, other="other").alias("dead_reason"),
-            text_of(end_state(inputs.params), STATES).alias("end_state"),
+            text_of(sf.col("end"), STATES).alias("end_state"),
             seq_of_place(sf.col("send_place")).alias("seq"),
         )
     )
