@@ -16,6 +16,7 @@ from agentpost.delivery.frames import (
     Pong,
     Refused,
     Subscribe,
+    Unsubscribe,
     decode_frame,
     encode_frame,
 )
@@ -239,6 +240,30 @@ async def test_a_link_on_which_nothing_is_confirmed_is_made_anew(world: World) -
     await settle(Pipe(a, b))
     assert b.inbox("bob") == sent
     assert a.incidents() == b.incidents() == []
+
+
+@pytest.mark.req("CUR-1")
+async def test_what_somebody_asks_for_again_has_its_time_anew(world: World) -> None:
+    """A reader that stopped reading for a while, and begins where it was, is given as long as any other."""
+    a, _ = await _two(world)
+    await a.send("bob")
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+
+    async def subscribe() -> None:
+        await session.receive(encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+        assert _events(await session.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000))))
+
+    await subscribe()
+    await session.tick()
+    await session.receive(encode_frame(Unsubscribe(source="node-a")))
+    for _ in range(10):
+        world.clock.advance(10_000)
+        await session.receive(encode_frame(Pong()))
+        await session.tick()
+    await subscribe()
+    await session.tick()
+    assert session.refusal is None
 
 
 @pytest.mark.req("PIPE-1")

@@ -246,13 +246,15 @@ class LinkSession:
 
     def _stuck_feed(self) -> Key | None:
         """What the peer has been sent and has not confirmed for so long that it cannot have come."""
-        now_ms = self._hub.clock.monotonic_ms()
+        now_ms, before = self._hub.clock.monotonic_ms(), self._unconfirmed
+        self._unconfirmed = {}
         for key, feed in self._feeds.items():
-            at_seq, since_ms = self._unconfirmed.get(key, (None, now_ms))
+            at_seq, since_ms = before.get(key, (None, now_ms))
             if not feed.is_awaiting or at_seq != feed.durable_seq:
-                self._unconfirmed[key] = (feed.durable_seq, now_ms)
+                since_ms = now_ms
             elif now_ms - since_ms >= _UNCONFIRMED_FOR_MS:
                 return key
+            self._unconfirmed[key] = (feed.durable_seq, since_ms)
         return None
 
     def _ping(self) -> Ping:
