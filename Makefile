@@ -20,7 +20,7 @@ PYTEST_SPARK = $(BIN)/pytest tests/pipeline
 # What takes minutes is for test-long.
 QUICK = -m "not long"
 # Several meshes of processes share the cores, and one of them may come too late for a test. What failed so is run once
-# more, alone: a defect fails again.
+# more, alone: a defect that always shows fails again. What passes then may still be a race of our own: it is worth a look.
 ALONE = $(BIN)/pytest --ignore tests/pipeline --last-failed --last-failed-no-failures none
 # uv is used where it is installed; elsewhere pip fetches it into .tools, which `make clean` removes.
 UV     := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)

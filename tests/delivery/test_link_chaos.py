@@ -80,7 +80,6 @@ class _BadWires:
         self._world = world
         self._random = random.Random(seed)
         self._pipes = [self._wired(*wire) for wire in _WIRES[:-1]]
-        self.made_anew = 0
 
     def _wired(self, left: str, right: str) -> Pipe:
         pipe = Pipe(self._world.nodes[left], self._world.nodes[right])
@@ -131,7 +130,6 @@ class _BadWires:
             if any(end.session.is_closed for end in pipe.ends):
                 pipe.cut()
                 self._pipes[place] = Pipe(*pipe.nodes)
-                self.made_anew += 1
 
 
 @pytest.mark.req("CUR-1", "CUR-2", "RTY-3", "PIPE-9")

@@ -71,8 +71,20 @@ class _Subscription(Struct, kw_only=True):
     reader: StreamReader | MirrorKeeper | JointReader
     # Where the cursor stood when it was asked for anew, after a gap. None once all is there that was passed over.
     asked_anew_at: int | None = None
-    # How far the batches reach that came after a gap, and were passed over.
-    passed_over_through: int = 0
+    # How far the batches reach that came after a gap, and were passed over: an epoch, and a seq in it.
+    passed_over: tuple[str, int] | None = None
+
+    def pass_over(self, frame: Events) -> None:
+        """A batch came too early, and is missing from now on."""
+        before = self.passed_over
+        through_seq = before[1] if before is not None and before[0] == frame.epoch else 0
+        self.passed_over = (frame.epoch, max(through_seq, frame.through_seq))
+
+    def note_progress(self) -> None:
+        """What was asked for has come if the cursor is past all that was passed over. A later life has other seqs."""
+        at, missing = self.reader.position(), self.passed_over
+        if at is None or missing is None or at.epoch != missing[0] or at.last_seq >= missing[1]:
+            self.asked_anew_at = self.passed_over = None
 
 
 class _Lane(Struct, kw_only=True):
@@ -456,13 +468,12 @@ class LinkSession:
             return verdict is Verdict.TAKEN
         match verdict:
             case Verdict.TAKEN | Verdict.KNOWN:
-                if _seq_of(subscription) >= subscription.passed_over_through:
-                    subscription.asked_anew_at = None
+                subscription.note_progress()
                 self._owe_credit(key)
             case Verdict.GAP:
                 # CUR-3: the cursor stops; what is missing is asked for, once, and again with the next tick.
                 at = _seq_of(subscription)
-                subscription.passed_over_through = max(subscription.passed_over_through, frame.through_seq)
+                subscription.pass_over(frame)
                 if subscription.asked_anew_at != at:
                     subscription.asked_anew_at = at
                     self._ask(key)
