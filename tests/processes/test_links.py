@@ -110,7 +110,7 @@ def test_batches_that_are_repeated_and_swapped_on_the_way_count_once(post: Post)
     """A link that repeats and reorders batches gives the same mail as a good one, once and in order."""
     seen: dict[str, int] = {"repeated": 0, "swapped": 0}
     for machine in (post.sender, post.lab):
-        machine.proxy.meddle = _repeat_and_swap(random.Random(5), seen)
+        machine.proxy.meddle = repeat_and_swap(random.Random(5), seen)
     sent: list[str] = []
     while not (seen["repeated"] >= 10 and seen["swapped"] >= 10):
         sent += post.send(*(f"meddled {len(sent)}.{each}" for each in range(3)))
@@ -119,7 +119,7 @@ def test_batches_that_are_repeated_and_swapped_on_the_way_count_once(post: Post)
     post.all_came_once_and_in_order(sent)
 
 
-def _repeat_and_swap(chance: random.Random, seen: dict[str, int]) -> Meddle:
+def repeat_and_swap(chance: random.Random, seen: dict[str, int]) -> Meddle:
     held: dict[str, list[bytes]] = {UP: [], DOWN: []}
 
     def meddle(direction: str, frame: Frame, raw: bytes) -> list[bytes]:
