@@ -33,6 +33,7 @@ from agentpost.delivery.frames import (
 from agentpost.delivery.joint import JointReader
 from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import StreamReader, Verdict
+from agentpost.delivery.subscription import Subscription
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.values import CHAIN_START, AuditEntry
 
@@ -65,28 +66,6 @@ _MOST_QUEUED_FRAMES: Final = 16_384
 Key = tuple[str, bool]
 
 
-class _Subscription(Struct, kw_only=True):
-    """What this side reads of one outbox over one link."""
-
-    reader: StreamReader | MirrorKeeper | JointReader
-    # Where the cursor stood when it was asked for anew, after a gap. None once all is there that was passed over.
-    asked_anew_at: int | None = None
-    # How far the batches reach that came after a gap, and were passed over: an epoch, and a seq in it.
-    passed_over: tuple[str, int] | None = None
-
-    def pass_over(self, frame: Events) -> None:
-        """A batch came too early, and is missing from now on."""
-        before = self.passed_over
-        through_seq = before[1] if before is not None and before[0] == frame.epoch else 0
-        self.passed_over = (frame.epoch, max(through_seq, frame.through_seq))
-
-    def note_progress(self) -> None:
-        """What was asked for has come if the cursor is past all that was passed over. A later life has other seqs."""
-        at, missing = self.reader.position(), self.passed_over
-        if at is None or missing is None or at.epoch != missing[0] or at.last_seq >= missing[1]:
-            self.asked_anew_at = self.passed_over = None
-
-
 class _Lane(Struct, kw_only=True):
     """Batches of one subscription that wait for the disk, and how much that is with the one that is being written."""
 
@@ -117,7 +96,7 @@ class LinkSession:
         self._awake: dict[Key, None] = {}
         # How far the peer was, and since when, where something has been under way to it.
         self._unconfirmed: dict[Key, tuple[int, int]] = {}
-        self._reading: dict[Key, _Subscription] = {}
+        self._reading: dict[Key, Subscription] = {}
         # What was asked for over this link, also if somebody else has it now.
         self._asked_for: set[Key] = set()
         self._idle_frames = 0
@@ -322,13 +301,13 @@ class LinkSession:
 
     def subscribe(self, key: Key, *, skip: bool = False) -> None:
         """Read an outbox over this link from now on."""
-        self._reading[key] = _Subscription(reader=self._hub.reader(key[0], is_whole=key[1]))
+        self._reading[key] = Subscription(reader=self._hub.reader(key[0], is_whole=key[1]))
         self._ask(key, skip=skip)
 
     def subscribe_jointly(self, source: str) -> None:
         """Read the whole outbox of the peer from now on, for both of its readers."""
         self.unsubscribe((source, False))
-        self._reading[source, True] = _Subscription(reader=self._hub.joint_reader(source))
+        self._reading[source, True] = Subscription(reader=self._hub.joint_reader(source))
         self._ask((source, True))
 
     def reads_jointly(self, source: str) -> bool:
@@ -472,7 +451,7 @@ class LinkSession:
                 self._owe_credit(key)
             case Verdict.GAP:
                 # CUR-3: the cursor stops; what is missing is asked for, once, and again with the next tick.
-                at = _seq_of(subscription)
+                at = subscription.seq
                 subscription.pass_over(frame)
                 if subscription.asked_anew_at != at:
                     subscription.asked_anew_at = at
@@ -535,7 +514,7 @@ class LinkSession:
         (self._on_wake if in_hurry else self._on_wake_soon)()
 
     def _credit_for(self, key: Key) -> Credit:
-        return Credit(source=key[0], through_seq=_seq_of(self._reading[key]), bytes=_CREDIT_BYTES, whole=key[1])
+        return Credit(source=key[0], through_seq=self._reading[key].seq, bytes=_CREDIT_BYTES, whole=key[1])
 
     def _send(self, frame: Frame) -> None:
         if not self._is_closed:
@@ -548,8 +527,3 @@ class LinkSession:
         self._queue.append(
             encode_frame(Refused(code=refusal.code.value, message=message, source=source, whole=is_whole))
         )
-
-
-def _seq_of(subscription: _Subscription) -> int:
-    at = subscription.reader.position()
-    return 0 if at is None else at.last_seq
