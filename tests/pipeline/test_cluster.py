@@ -21,10 +21,12 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.session import spark_session
 from agentpost.pipeline.run import RunOptions, run_batch
 from agentpost.pipeline.warehouse import Warehouse
-from agentpost.pipeline import hours, run
-run.CHECK_HERE_BYTES = hours.FEW_EVENTS = hours.FEW_ROWS = 0  # everything goes through the workers
-lake, master, place, now_us = sys.argv[1:]
-with spark_session(master=master, settings={"spark.executor.memory": "700m"}) as spark:
+from agentpost.pipeline import run
+from tests.pipeline.makers import made_by
+lake, master, place, maker, now_us = sys.argv[1:]
+if maker != "driver":
+    run.CHECK_HERE_BYTES = 0
+with made_by(maker), spark_session(master=master, settings={"spark.executor.memory": "700m"}) as spark:
     files = Files(lake)
     print(run_batch(spark, files, Warehouse(files.below(place)), RunOptions(now_us=int(now_us))))
 """
@@ -89,7 +91,10 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 120) -> None:
 @pytest.mark.req("OBS-4")
 @pytest.mark.long
 def test_a_cluster_makes_the_same_tables(tmp_path: Path, cluster: str) -> None:
-    """On a standalone cluster with two workers every gold table is the same, row for row, as on one machine."""
+    """On a standalone cluster with two workers every gold table is the same, row for row, as on one machine.
+
+    There they are made by Python on the workers' machines, and by Spark's own engine.
+    """
     from agentpost.pipeline.tables import FLEET, GOLD
     from agentpost.simulate.faults import ALL_RULES
     from agentpost.simulate.fleet import write_fleet
@@ -99,12 +104,13 @@ def test_a_cluster_makes_the_same_tables(tmp_path: Path, cluster: str) -> None:
     lake = tmp_path / "lake"
     plan = FleetPlan(seed=3, nodes=4, agents=8, events=FLEET_EVENTS, hours=6, faults=ALL_RULES, segment_events=500)
     write_fleet(plan, lake, workers=1)
-    for master, place in ((cluster, "on-cluster"), ("local[2]", "alone")):
-        command = [sys.executable, "-c", RUN, str(lake), master, place, str(plan.end_ms * 1000)]
+    ways = ((cluster, "in-workers", "workers"), (cluster, "in-spark", "spark"), ("local[2]", "alone", "driver"))
+    for master, place, maker in ways:
+        command = [sys.executable, "-c", RUN, str(lake), master, place, maker, str(plan.end_ms * 1000)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     names = tuple(table.name for table in (*GOLD, *FLEET))
-    there, here = (rows_of(Warehouse(Files(str(lake)).below(place)), names) for place in ("on-cluster", "alone"))
-    assert there["lifecycle"]
+    *there, here = (rows_of(Warehouse(Files(str(lake)).below(place)), names) for _, place, _ in ways)
+    assert here["lifecycle"]
     for name in names:
-        assert there[name] == here[name], name
+        assert [each[name] for each in there] == [here[name]] * 2, name

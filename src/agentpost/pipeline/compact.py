@@ -19,7 +19,7 @@ from agentpost.pipeline.ranges import members
 from agentpost.pipeline.run import LOCK
 from agentpost.pipeline.tables import SilverTable
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, replace_hours
-from agentpost.pipeline.writing import SMALL_PIECE_BYTES, TableWriter, side_by_side
+from agentpost.pipeline.writing import PIECE_BYTES, TableWriter, side_by_side
 
 __all__ = ["Compacted", "compact"]
 
@@ -105,7 +105,7 @@ def _merged(
     name = f"silver_{table.name}"
     rows = table.merge(frame_of(spark, warehouse, files, writer.schema(name), hours=hours))
     rows = rows.coalesce(_parts(files)).sortWithinPartitions("hour")
-    written = writer.write(name, rows, piece_bytes=SMALL_PIECE_BYTES)
+    written = writer.write(name, rows, piece_bytes=PIECE_BYTES)
     return (*replace_hours(files, hours), *written)
 
 

@@ -68,6 +68,9 @@ class Files:
     def exists(self, name: str) -> bool:
         return self.system.get_file_info(self.at(name)).type != fs.FileType.NotFound
 
+    def size(self, name: str) -> int:
+        return self.system.get_file_info(self.at(name)).size
+
     def read(self, name: str) -> bytes | None:
         """What is in a file; None if it is not there."""
         try:

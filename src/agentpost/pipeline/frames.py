@@ -23,7 +23,7 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import members
 from agentpost.pipeline.warehouse import DataFile, Version, Warehouse, live_files
 
-__all__ = ["bronze_events", "bronze_rows", "bronze_schema", "frame_of", "in_one_part", "local_frame", "table_frame"]
+__all__ = ["bronze_events", "bronze_rows", "bronze_schema", "frame_of", "local_frame", "table_frame"]
 
 _SEALED: Final = ("chain", "body")
 _OUTBOX: Final = "outbox"
@@ -131,11 +131,6 @@ def frame_of(
     if not frames:
         return spark.createDataFrame([], schema)
     return reduce(DataFrame.unionByName, frames)
-
-
-def in_one_part(frame: DataFrame, *, few: bool) -> DataFrame:
-    """Few rows in one part: whatever is made of them is made by one task, and nothing is shuffled."""
-    return frame.coalesce(1) if few else frame
 
 
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:

@@ -16,7 +16,7 @@ left is in no version, and goes with the next one. There is no other state: ever
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 import pyarrow as pa
@@ -29,12 +29,22 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import Ranges, members, overlaps, ranges_of, size, without
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["Attempt", "DataFile", "Version", "Warehouse", "live_files", "replace_hours", "rows_within"]
+__all__ = [
+    "Attempt",
+    "DataFile",
+    "Version",
+    "Warehouse",
+    "hardly_repeats",
+    "live_files",
+    "replace_hours",
+    "rows_within",
+]
 
 _POINTER: Final = "CURRENT"
 _KEEP_VERSIONS: Final = 3
 # Whoever began to read a version has so long to finish.
 _KEEP_SECONDS: Final = 120
+_UNIQUE: Final = frozenset({"event_id", "task_id", "corr_id", "seq", "place"})
 
 
 class DataFile(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -152,20 +162,26 @@ class Warehouse:
                 continue
             with pq.ParquetFile(self.files.at(item.name), filesystem=self.files.system) as file:
                 rows = file.metadata.num_rows
-                hours = _hours_of(file) if by_hour and rows else ()
+                hours = _hours_in(file.read(columns=["hour"])["hour"]) if by_hour and rows else ()
             if rows:
                 found.append(DataFile(path=item.name, rows=rows, size_bytes=item.size, hours=hours))
         return tuple(found)
 
-    def write(self, attempt: Attempt, table: str, content: pa.Table, *, by_hour: bool = False) -> tuple[DataFile, ...]:
-        """Write a small table that is at hand; without rows there is no file."""
+    def write(
+        self, attempt: Attempt, table: str, content: pa.Table, *, by_hour: bool = False, part: str = "0"
+    ) -> tuple[DataFile, ...]:
+        """Write a small table that is at hand; without rows there is no file. `part` tells several of them apart."""
         if content.num_rows == 0:
             return ()
         directory = attempt.directory(table)
         self.files.make_directory(directory)
-        path = f"{directory}/part-0.parquet"
-        pq.write_table(content, self.files.at(path), filesystem=self.files.system, compression="zstd")
-        return self.described(directory, by_hour=by_hour)
+        path = f"{directory}/part-{part}.parquet"
+        # A list, which the stubs do not know.
+        repeated = cast("Any", [name for name in content.column_names if not hardly_repeats(name)])
+        where, system = self.files.at(path), self.files.system
+        pq.write_table(content, where, filesystem=system, compression="zstd", use_dictionary=repeated)
+        hours = _hours_in(content["hour"]) if by_hour else ()
+        return (DataFile(path=path, rows=content.num_rows, size_bytes=self.files.size(path), hours=hours),)
 
     def read(
         self, version: Version | None, table: str, schema: pa.Schema | None = None, *, columns: list[str] | None = None
@@ -231,6 +247,11 @@ class Warehouse:
         return newest < (time.time() - 86_400) * 1e9
 
 
+def hardly_repeats(column: str) -> bool:
+    """Whether each row has another value: a dictionary of them is made, grows too large and is given up."""
+    return column in _UNIQUE or column.endswith(("_us", "_place"))
+
+
 def live_files(files: Iterable[DataFile], hours: frozenset[int] | None = None) -> list[DataFile]:
     """The files that have rows of these hours; all of them without hours."""
     return [file for file in files if hours is None or overlaps(file.hours, hours)]
@@ -265,8 +286,7 @@ def _live(file: DataFile, hours: frozenset[int] | None, where: pc.Expression | N
     return is_live if where is None else is_live & where
 
 
-def _hours_of(file: pq.ParquetFile) -> Ranges:
-    column = file.read(columns=["hour"])["hour"]
+def _hours_in(column: pa.ChunkedArray) -> Ranges:
     return ranges_of(cast("list[int]", pc.unique(column).to_pylist()))
 
 

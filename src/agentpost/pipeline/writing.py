@@ -13,18 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
+from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse, hardly_repeats
 
-__all__ = ["PIECE_BYTES", "SMALL_PIECE_BYTES", "TableWriter", "side_by_side"]
+__all__ = ["PIECE_BYTES", "TableWriter", "side_by_side"]
 
 _AT_ONCE: Final = 6
 _SMALL_ROWS: Final = 5_000
 _MOST_SMALL: Final = 24
-# Row groups of tables that are read by the hour. pyarrow reads whole ones, so small ones leave a refresh less to read;
-# a build reads all of them, and pays for each.
-PIECE_BYTES: Final = 16 * 1024 * 1024
-SMALL_PIECE_BYTES: Final = 2 * 1024 * 1024
-_UNIQUE: Final = frozenset({"event_id", "task_id", "corr_id", "seq", "place"})
+# Row groups of tables that are read by the hour. pyarrow reads whole ones, so small ones leave less to read.
+PIECE_BYTES: Final = 4 * 1024 * 1024
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,7 +33,7 @@ class TableWriter:
     def __init__(self, spark: SparkSession, warehouse: Warehouse, attempt: Attempt, schemas: dict[str, str]) -> None:
         self._spark = spark
         self._warehouse = warehouse
-        self._attempt = attempt
+        self.attempt = attempt
         self.schemas = dict(schemas)
 
     def write(
@@ -46,37 +43,25 @@ class TableWriter:
         *,
         by_hour: bool = True,
         part: str = "",
-        few: bool = False,
         piece_bytes: int | None = None,
     ) -> tuple[DataFile, ...]:
         """Run what these rows are made of, and write them. `part` tells several writes of one table apart.
 
-        `few`: they come to the driver, which writes them itself. To plan and commit a job that writes a file is more
-        work than that. `piece_bytes`: in pieces of about that size, since single hours will be read.
+        `piece_bytes`: in pieces of about that size, since single hours will be read.
         """
-        if few:
-            return self._warehouse.write(self._attempt, table + part, self.fetch(table, rows), by_hour=by_hour)
-        self._describe(table, rows)
-        directory = self._attempt.directory(table + part)
-        plain = {f"parquet.enable.dictionary#{name}": "false" for name in rows.columns if _hardly_repeats(name)}
+        self.schemas[table] = rows.schema.json()
+        self._spark.sparkContext.setJobDescription(table)
+        directory = self.attempt.directory(table + part)
+        plain = {f"parquet.enable.dictionary#{name}": "false" for name in rows.columns if hardly_repeats(name)}
         pieces = {} if piece_bytes is None else {"parquet.block.size": str(piece_bytes)}
         rows.write.options(**plain, **pieces).parquet(self._warehouse.files.url(directory))
         return self._warehouse.described(directory, by_hour=by_hour)
-
-    def fetch(self, table: str, rows: DataFrame) -> pa.Table:
-        """Run what these rows are made of, and have them here."""
-        self._describe(table, rows)
-        return rows.toArrow()
-
-    def _describe(self, table: str, rows: DataFrame) -> None:
-        self.schemas[table] = rows.schema.json()
-        self._spark.sparkContext.setJobDescription(table)
 
     def write_rows(self, table: str, rows: pa.Table, schema: str | None = None) -> tuple[DataFile, ...]:
         """Write rows of a table of the hours that the driver has; the schema is as Spark tells it."""
         if schema is not None:
             self.schemas[table] = schema
-        return self._warehouse.write(self._attempt, table, rows, by_hour=True)
+        return self._warehouse.write(self.attempt, table, rows, by_hour=True)
 
     def joined(self, table: str, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         """The files of a table with hours; if many of them are small, one takes their place: each would be opened."""
@@ -84,21 +69,16 @@ class TableWriter:
         if len(small) <= _MOST_SMALL:
             return tuple(files)
         rows = self._warehouse.rows(small).sort_by("hour")
-        whole = self._warehouse.write(self._attempt, f"{table}-joined", rows, by_hour=True)
+        whole = self._warehouse.write(self.attempt, f"{table}-joined", rows, by_hour=True)
         return (*(file for file in files if file not in small), *whole)
 
     def write_small(self, table: str, rows: pa.Table, *, by_hour: bool = False) -> tuple[DataFile, ...]:
         """Write rows that the driver has."""
         self.schemas[table] = from_arrow_schema(rows.schema).json()
-        return self._warehouse.write(self._attempt, table, rows, by_hour=by_hour)
+        return self._warehouse.write(self.attempt, table, rows, by_hour=by_hour)
 
     def schema(self, table: str) -> StructType:
         return StructType.fromJson(msgspec.json.decode(self.schemas[table]))
-
-
-def _hardly_repeats(column: str) -> bool:
-    """Whether each row has another value: a dictionary of them is made, grows too large and is given up."""
-    return column in _UNIQUE or column.endswith(("_us", "_place"))
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

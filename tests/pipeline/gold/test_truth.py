@@ -33,21 +33,18 @@ class Fleet(NamedTuple):
 
 @pytest.fixture(scope="module", params=SEEDS)
 def fleet(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """A fleet with every fault, and its tables: by turns made by the driver, and by Spark."""
-    from agentpost.pipeline import hours
+    """A fleet with every fault, and its tables: by turns made by the driver, by Spark's workers, and by Spark."""
     from agentpost.pipeline.files import Files
     from agentpost.pipeline.run import RunOptions, run_batch
     from agentpost.pipeline.warehouse import Warehouse
+    from tests.pipeline.makers import MAKERS, made_by
 
     place = tmp_path_factory.mktemp("fleet") / "lake"
     plan = FleetPlan(nodes=6, agents=24, events=3_000, seed=request.param, faults=ALL_RULES, segment_events=2_000)
     now_us = write_fleet(plan, place, workers=1).now_us
     lake = Files(str(place))
     warehouse = Warehouse(lake.below("pipeline"))
-    with pytest.MonkeyPatch.context() as patched:
-        if request.param % 2 == 0:
-            patched.setattr(hours, "FEW_EVENTS", 0)
-            patched.setattr(hours, "FEW_ROWS", 0)
+    with made_by(MAKERS[request.param % len(MAKERS)]):
         run_batch(spark, lake, warehouse, RunOptions(now_us=now_us))
     return Fleet(place, lake, warehouse, now_us)
 

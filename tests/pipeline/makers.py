@@ -1,0 +1,23 @@
+"""Who makes the tables of a test, which has few rows: the driver as usual, or those who would make them of many."""
+
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from agentpost.pipeline import hour_workers, hours
+
+__all__ = ["MAKERS", "made_by"]
+
+MAKERS = ("driver", "workers", "spark")
+
+
+def made_by(maker: str) -> ExitStack:
+    """A context in which this one makes silver and gold: `workers` are those of Spark, `spark` is its own engine."""
+    chosen = ExitStack()
+    if maker != "driver":
+        for limit in ("SMALL_EVENTS", "FEW_EVENTS", "FEW_ROWS"):
+            chosen.enter_context(patch.object(hours, limit, 0))
+    if maker == "workers":
+        chosen.enter_context(patch.object(hour_workers, "ROWS_A_SHARE", 100))
+    if maker == "spark":
+        chosen.enter_context(patch.object(hour_workers, "MOST_ROWS_AN_HOUR", -1))
+    return chosen
