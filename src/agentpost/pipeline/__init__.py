@@ -3,8 +3,9 @@
 Reads the lake, writes tables beside it. Nothing else of agentpost imports this package, and only it knows Spark.
 
 - `run`, `watch`, `compact`, `sql`: one batch, again and again, with fewer files, and a question
-- `hours`, `workers`: the tables of hours, and the check of many segments: what Spark does, if it is much
-- `few_rows`, `plans`, `walking`, `kernels`: if it is little, Spark tells how, and the driver does it
+- `hours`: the tables of hours: silver by Spark, if it is much, and gold by its workers
+- `workers`, `hour_workers`: what they do: the check of many segments, and gold of many hours
+- `few_rows`, `plans`, `walking`, `kernels`: Spark tells how a table is made, and whoever has the rows does it
 - `intake`, `checking`, `sequence`: what is new in the lake, whether it may be believed, whether outboxes are whole
 - `warehouse`, `files`, `ranges`: versions of tables, the files they name, the hours in them that count
 - `frames`, `writing`: files as DataFrames, and back

@@ -34,7 +34,6 @@ class Files:
     """All files below one root. Names are relative to it, with slashes."""
 
     def __init__(self, where: str) -> None:
-        self.where = where
         scheme = where.split("://", 1)[0] if "://" in where else "file"
         try:
             if scheme == "file":
@@ -51,6 +50,8 @@ class Files:
                 hint="Use a path, or a URL that pyarrow.fs knows: file://, s3://, gs://, hdfs://.",
             ) from None
         self.is_local = scheme == "file"
+        # As any process finds it, wherever that was started.
+        self.where = self._root if self.is_local else where
         self._scheme = _HADOOP.get(scheme, scheme)
 
     def at(self, name: str) -> str:
