@@ -19,5 +19,5 @@ def made_by(maker: str) -> ExitStack:
     if maker == "workers":
         chosen.enter_context(patch.object(hour_workers, "ROWS_A_SHARE", 100))
     if maker == "spark":
-        chosen.enter_context(patch.object(hour_workers, "MOST_ROWS_AN_HOUR", -1))
+        chosen.enter_context(patch.object(hour_workers, "MOST_ROWS", -1))
     return chosen

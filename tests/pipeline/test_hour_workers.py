@@ -38,7 +38,7 @@ def test_a_share_has_no_more_than_fits_into_a_worker() -> None:
 
 def test_an_hour_that_does_not_fit_is_nobodys_share() -> None:
     """Spark can put aside what does not fit into memory; a worker cannot."""
-    many = hour_workers.MOST_ROWS_AN_HOUR + 1
+    many = hour_workers.MOST_ROWS + 1
     assert hour_workers.shares_of([7], [file_of(many, (7, 7))], cores=2) is None
     # Two tables tell of the same hour.
     half = file_of(many // 2 + 1, (7, 7))
@@ -66,6 +66,9 @@ def test_a_share_that_is_made_again_takes_the_place_of_nothing(tmp_path: Path, m
     for made in (first, second):
         assert made.rows == {}
         assert warehouse.rows(made.files["copied"]).to_pylist() == rows.slice(0, 2).to_pylist()
+    # More than a worker can hold is left, whatever was thought of it.
+    monkeypatch.setattr(hour_workers, "MOST_ROWS", 1)
+    assert hour_workers._made(work, frozenset({5})) == ({}, {}, {"copied"})
     # What is too little for a file comes back as rows.
     few = hour_workers._made(work, frozenset({6}))
     assert few.files == {}

@@ -25,8 +25,8 @@ __all__ = ["HourWork", "MadeHours", "SilverRows", "make_hours", "shares_of"]
 
 # What a worker has in memory at once is about a kilobyte for each row.
 ROWS_A_SHARE: Final = 250_000
-# An hour is not divided. One with more rows than this is for Spark, which can put aside what does not fit.
-MOST_ROWS_AN_HOUR: Final = 1_000_000
+# An hour is not divided. More rows than this are for Spark, which can put aside what does not fit.
+MOST_ROWS: Final = 1_000_000
 _SHARES_A_CORE: Final = 4
 # Fewer rows than this are no file of their own: they go to the driver.
 _SMALL_ROWS: Final = 5_000
@@ -64,7 +64,7 @@ def shares_of(hours: Iterable[int], files: Sequence[DataFile], cores: int) -> li
     for file in files:
         of_an_hour = file.rows // size(file.hours)
         rows.update({hour: of_an_hour for hour in members(file.hours) if hour in rows})
-    if max(rows.values(), default=0) > MOST_ROWS_AN_HOUR:
+    if max(rows.values(), default=0) > MOST_ROWS:
         return None
     most = min(ROWS_A_SHARE, rows.total() // (_SHARES_A_CORE * cores))
     shares: list[list[int]] = []
@@ -104,6 +104,9 @@ def _made(work: HourWork, hours: frozenset[int]) -> MadeHours:
     # The other cores have workers of their own.
     pa.set_cpu_count(1)
     warehouse = Warehouse(Files(work.warehouse))
+    # Shares are told from what files have on average; an hour may be much fuller than others.
+    if sum(_count(warehouse, each, hours) for each in work.silver) > MOST_ROWS:
+        return MadeHours({}, {}, frozenset(work.recipes))
     tables = [*(_rows(warehouse, each, hours) for each in work.silver), *work.others]
     files: dict[str, tuple[DataFile, ...]] = {}
     few: dict[str, pa.Table] = {}
@@ -122,6 +125,10 @@ def _made(work: HourWork, hours: frozenset[int]) -> MadeHours:
         else:
             files[name] = warehouse.write(work.attempt, name, rows, by_hour=True, part=part)
     return MadeHours(files, few, frozenset(unknown))
+
+
+def _count(warehouse: Warehouse, silver: SilverRows, hours: frozenset[int]) -> int:
+    return warehouse.rows(silver.files, columns=["hour"], hours=hours).num_rows
 
 
 def _rows(warehouse: Warehouse, silver: SilverRows, hours: frozenset[int]) -> pa.Table:
