@@ -21,7 +21,7 @@ _AT_ONCE: Final = 6
 _SMALL_ROWS: Final = 5_000
 _MOST_SMALL: Final = 24
 # Row groups of tables that are read by the hour. pyarrow reads whole ones, so small ones leave less to read.
-PIECE_BYTES: Final = 4 * 1024 * 1024
+PIECE_BYTES: Final = 2 * 1024 * 1024
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
