@@ -112,8 +112,8 @@ async def _append_rate(root: Path, callers: int) -> float:
     events = make_events(callers * each)
 
     async def call(caller: int) -> None:
-        for place in range(each):
-            await store.append((events[place * callers + caller],))
+        for event in events[caller::callers]:
+            await store.append((event,))
 
     gc.collect()
     start = time.perf_counter()

@@ -43,6 +43,7 @@ _LONGEST_ID: Final = 128  # the quarantine shows an id to a person; what is long
 _PROBLEM_LENGTH: Final = 200
 
 _encoder = msgspec.msgpack.Encoder()
+_encode = _encoder.encode
 _json_encoder = msgspec.json.Encoder()
 _decoder: Any = msgspec.msgpack.Decoder(Event)
 _frame_decoder: Any = msgspec.msgpack.Decoder(list[Event])
@@ -62,9 +63,7 @@ class Unreadable(Struct, frozen=True, kw_only=True):
 def encode_event(event: Event) -> bytes:
     """The msgpack bytes of an event, unknown fields included."""
     try:
-        if event.unknown is UNSET:
-            return _encoder.encode(event)
-        return _encoder.encode(_with_unknown(event, bytes_as_text=False))
+        return _encode(event if event.unknown is UNSET else _with_unknown(event, bytes_as_text=False))
     except UnicodeEncodeError:
         raise _not_unicode(event) from None
 

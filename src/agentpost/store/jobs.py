@@ -43,16 +43,13 @@ class Job(Struct, eq=False):
 
     def answer(self) -> None:
         """Tell the caller, unless it does not wait any more."""
-        future = self.future
-        if future.done():
-            return
         try:
             if self.error is None:
-                future.set_result(self.result)
+                self.future.set_result(self.result)
             else:
-                future.set_exception(self.error)
-        except RuntimeError:
-            # Its loop is closed.
+                self.future.set_exception(self.error)
+        except (asyncio.InvalidStateError, RuntimeError):
+            # It was cancelled, or its loop is closed.
             return
 
 
@@ -82,7 +79,6 @@ def try_together(batches: Sequence[Batch], transaction: Transaction) -> tuple[bo
     """
     is_of_one = True
     failure: Refusal | None = None
-    jobs = [job for batch in batches for job in batch.jobs]
     try:
         transaction.begin(only_appends=all(batch.ahead is not None or _are_appends(batch.jobs) for batch in batches))
         for batch in batches:
@@ -94,6 +90,7 @@ def try_together(batches: Sequence[Batch], transaction: Transaction) -> tuple[bo
         transaction.commit()
     except Exception as error:  # noqa: BLE001 - callers are told; a writer that ended would leave them waiting
         failure = _undo(transaction)
+        jobs = [job for batch in batches for job in batch.jobs]
         if isinstance(error, Refusal) and error.code in FATAL:
             failure = error
         # A full disk is full for all of them; whatever else a commit fails for belongs to one of them.

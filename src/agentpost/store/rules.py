@@ -95,8 +95,7 @@ def foreign_source(event: Event, node_id: str) -> Refusal:
 
 def encode_for_outbox(event: Event) -> bytes:
     """The bytes that stand in the outbox, or a refusal: what cannot be read back must not get in."""
-    event_id = event.event_id
-    if len(event_id) != EVENT_ID_LENGTH or not event_id.isascii():
+    if len(event.event_id) != EVENT_ID_LENGTH or not event.event_id.isascii():
         raise Refusal(Code.INVALID_FIELD, "eventId must be evt_ and a ULID", field="eventId")
     try:
         body = encode_event(event)

@@ -50,7 +50,7 @@ class Tail:
         if self._events and grown.events[0].seq != self._events[-1].seq + 1:
             self.forget()
         self._events += grown.events
-        self._bytes += sum(len(event.raw) for event in grown.events)
+        self._bytes += sum([len(event.raw) for event in grown.events])
         self._rows += grown.streams
         for node_id, seq, chain in grown.streams:
             seqs, chains = self._streams.setdefault(node_id, ([], []))
@@ -62,7 +62,7 @@ class Tail:
     def _shorten(self) -> None:
         """Keep the newer half."""
         kept = self._events[len(self._events) // 2 + 1 :]
-        self._bytes = sum(len(event.raw) for event in kept)
+        self._bytes = sum([len(event.raw) for event in kept])
         before_seq = self._events[len(self._events) // 2].seq
         self._events = kept
         self._rows = self._rows[bisect_right(self._rows, before_seq, key=_seq_of) :]

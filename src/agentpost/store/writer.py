@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -125,7 +125,7 @@ class Writer:
         self._callers_loop()
         if self._in_thread or self._stopped or self._failure is not None or self._connection.locked():
             return False
-        is_little = size + sum(job.size for job in self._asked_for) <= _MOST_EVENTS_ON_LOOP
+        is_little = size + _size_of(self._asked_for) <= _MOST_EVENTS_ON_LOOP
         self._is_promised = self._is_promised or (is_little and self._commit_seconds <= _QUICK_SECONDS)
         return self._is_promised and is_little
 
@@ -139,15 +139,19 @@ class Writer:
         return self._is_promised
 
     def _put(self, asked: Any, many: Any, size: int) -> "asyncio.Future[Any]":
-        loop = self._callers_loop()
-        is_crowd = self._stopped or size > _MOST_EVENTS_ON_LOOP or len(self._asked_for) >= _MOST_CALLERS_ON_LOOP
+        # Runs for every append: what can be asked for once is.
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            loop = self._callers_loop()
+        others = len(self._asked_for)
+        is_crowd = others >= _MOST_CALLERS_ON_LOOP or size > _MOST_EVENTS_ON_LOOP or self._stopped
         if is_crowd:
             self.keep_promise()
         future: asyncio.Future[Any] = loop.create_future()
         self._asked_for.append(Job(future, asked, many, size))
         if is_crowd:
             self._hand_over()
-        elif len(self._asked_for) == 1 and not self._in_thread:
+        elif not others and not self._in_thread:
             # Not at once: others may ask for something before the loop comes round.
             loop.call_soon(self._begin_next if self._is_promised else self._begin)
         return future
@@ -193,7 +197,7 @@ class Writer:
 
     def _gather_ahead(self, jobs: Sequence[Job]) -> Batch | None:
         """Make the rows of the jobs here, while the thread writes those of others, if what they follow is known."""
-        if sum(job.size for job in jobs) > _MOST_AHEAD:
+        if _size_of(jobs) > _MOST_AHEAD:
             return None
         if self._in_thread:
             return None if self._last_ahead is None else gather_ahead(jobs, self._last_ahead.ahead())
@@ -228,7 +232,7 @@ class Writer:
         """Do what was asked for, or hand it over."""
         if not self._asked_for or self._in_thread:
             return
-        is_little = sum(job.size for job in self._asked_for) <= _MOST_EVENTS_ON_LOOP
+        is_little = _size_of(self._asked_for) <= _MOST_EVENTS_ON_LOOP
         is_quick = is_little and self._commit_seconds <= _QUICK_SECONDS
         is_promised, self._is_promised = self._is_promised, False
         if not (is_quick or is_promised) or not self._begin_here():
@@ -370,10 +374,15 @@ class Writer:
 def _all_of(jobs: deque[Job]) -> list[Job]:
     """Take all of them. Safe beside another thread that does the same: nobody gets what the other has."""
     taken: list[Job] = []
+    take, keep = jobs.popleft, taken.append
     with contextlib.suppress(IndexError):
         while True:
-            taken.append(jobs.popleft())
+            keep(take())
     return taken
+
+
+def _size_of(jobs: Iterable[Job]) -> int:
+    return sum([job.size for job in jobs])
 
 
 def _nothing(_transaction: Transaction) -> None:

@@ -24,7 +24,7 @@ def bench_protocol_command(rounds: RoundsOption = 5, output: FormatOption = Form
 
 @bench_app.command("store", epilog="Example: [bold]agentpost bench store --rows 200000[/bold]")
 def bench_store_command(
-    rounds: RoundsOption = 5,
+    rounds: RoundsOption = 10,
     rows: Annotated[int, typer.Option("--rows", min=20_000, help="Rows of the large outbox.")] = 5_000_000,
     output: FormatOption = Format.TEXT,
 ) -> None:
