@@ -10,12 +10,15 @@ __all__ = ["MAKERS", "made_by"]
 MAKERS = ("driver", "workers", "spark")
 
 
-def made_by(maker: str) -> ExitStack:
-    """A context in which this one makes silver and gold: `workers` are those of Spark, `spark` is its own engine."""
+def made_by(maker: str, *, few_events: int = 0) -> ExitStack:
+    """A context in which this one makes silver and gold: `workers` are those of Spark, `spark` is its own engine.
+
+    Of fewer than `few_events` the driver makes silver all the same.
+    """
     chosen = ExitStack()
     if maker != "driver":
-        for limit in ("SMALL_EVENTS", "FEW_EVENTS", "FEW_ROWS"):
-            chosen.enter_context(patch.object(hours, limit, 0))
+        for limit, value in {"SMALL_EVENTS": 0, "FEW_EVENTS": few_events, "FEW_ROWS": 0}.items():
+            chosen.enter_context(patch.object(hours, limit, value))
     if maker == "workers":
         chosen.enter_context(patch.object(hour_workers, "ROWS_A_SHARE", 100))
     if maker == "spark":
