@@ -9,7 +9,7 @@ Reads the lake, writes tables beside it. Nothing else of agentpost imports this 
 - `intake`, `checking`, `sequence`: what is new in the lake, whether it may be believed, whether outboxes are whole
 - `warehouse`, `files`, `ranges`: versions of tables, the files they name, the hours in them that count
 - `frames`, `writing`: files as DataFrames, and back
-- `session`, `java`, `progress`: Spark, the Java under it, and what it is doing
+- `session`, `java`, `progress`, `failures`: Spark, the Java under it, what it is doing, and what it says when it fails
 - `tables`: what there is: every silver and gold table, and the parameters they are computed with
 - `codes`, `places`: kinds, states, reasons and places of events as numbers, all that the hot aggregates touch
 - `hashes`: the same hashes for what the driver has

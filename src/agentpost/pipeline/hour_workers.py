@@ -20,6 +20,7 @@ from agentpost.pipeline.files import Files
 from agentpost.pipeline.ranges import members, size
 from agentpost.pipeline.walking import walk
 from agentpost.pipeline.warehouse import Attempt, DataFile, Warehouse
+from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["HourWork", "MadeHours", "SilverRows", "make_hours", "shares_of"]
 
@@ -58,6 +59,14 @@ class MadeHours(NamedTuple):
     unknown: frozenset[str]
 
 
+class _Refused(NamedTuple):
+    """Why a worker made nothing. As values: an exception would come back as the text of a stack."""
+
+    code: Code
+    message: str
+    hint: str
+
+
 def shares_of(hours: Iterable[int], files: Sequence[DataFile], cores: int) -> list[frozenset[int]] | None:
     """The hours in shares of about as many rows each; None where one hour has too many for a worker."""
     rows: Counter[int] = Counter(dict.fromkeys(hours, 0))
@@ -82,7 +91,12 @@ def make_hours(spark: SparkSession, work: HourWork, shares: Sequence[frozenset[i
     """Make all tables of these hours."""
     context = spark.sparkContext
     context.setJobDescription("gold of hours")
-    made = context.parallelize(list(shares), len(shares)).map(lambda hours: _made(work, hours)).collect()
+    answers = context.parallelize(list(shares), len(shares)).map(lambda hours: _answer(work, hours)).collect()
+    made: list[MadeHours] = []
+    for answer in answers:
+        if isinstance(answer, _Refused):
+            raise Refusal(answer.code, answer.message, hint=answer.hint)
+        made.append(answer)
     unknown = frozenset[str]().union(*(each.unknown for each in made))
     names = work.recipes.keys() - unknown
     return MadeHours(
@@ -97,6 +111,13 @@ def make_hours(spark: SparkSession, work: HourWork, shares: Sequence[frozenset[i
 
 def _none(work: HourWork, name: str) -> pa.Table:
     return work.recipes[name].rows.empty_table()
+
+
+def _answer(work: HourWork, hours: frozenset[int]) -> MadeHours | _Refused:
+    try:
+        return _made(work, hours)
+    except Refusal as refusal:
+        return _Refused(refusal.code, refusal.message, refusal.hint)
 
 
 def _made(work: HourWork, hours: frozenset[int]) -> MadeHours:

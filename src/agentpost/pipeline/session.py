@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from agentpost.pipeline.failures import in_our_words
 from agentpost.pipeline.java import Archive, class_archive, find_java, java_home
 from agentpost.pipeline.training import start_training
 from agentpost.protocol.errors import Code, Refusal
@@ -206,11 +207,14 @@ def stop_session(spark: "SparkSession") -> None:
 def spark_session(
     *, master: str = LOCAL, settings: Mapping[str, str] | None = None, brief: bool = False
 ) -> Generator["SparkSession"]:
-    """A session for as long as the block runs. If there is no class archive yet, somebody else writes it afterwards."""
+    """A session for as long as the block runs, which fails with a refusal. If there is no class archive yet, somebody
+    else writes it afterwards.
+    """
     spark = open_session(master=master, settings=settings, brief=brief)
     archive = _archives[id(spark)]
     try:
-        yield spark
+        with in_our_words():
+            yield spark
     finally:
         stop_session(spark)
         start_training(archive)

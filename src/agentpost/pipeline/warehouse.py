@@ -199,20 +199,22 @@ class Warehouse:
         where: pc.Expression | None = None,
     ) -> pa.Table:
         """The rows of these files that count, with pyarrow alone; those of some hours only, if hours are given."""
-        parts = [
-            pq.read_table(
-                self.files.at(file.path),
-                filesystem=self.files.system,
-                partitioning=None,
-                columns=columns,
-                filters=_live(file, hours, where),
-            )
-            for file in live_files(files, hours)
-        ]
+        parts = [self._part(file, columns, _live(file, hours, where)) for file in live_files(files, hours)]
         if not parts:
             empty = (schema or pa.schema([])).empty_table()
             return empty if columns is None else empty.select([name for name in columns if name in empty.column_names])
         return pa.concat_tables(parts, promote_options="default")
+
+    def _part(self, file: DataFile, columns: list[str] | None, where: pc.Expression | None) -> pa.Table:
+        path, system = self.files.at(file.path), self.files.system
+        try:
+            return pq.read_table(path, filesystem=system, partitioning=None, columns=columns, filters=where)
+        except (pa.ArrowException, OSError) as problem:
+            raise Refusal(
+                Code.STORAGE_CORRUPT,
+                f"{path} cannot be read: {str(problem).partition(chr(10))[0][:200]}",
+                hint="Run `agentpost pipeline run --full`: the lake has everything.",
+            ) from None
 
     def _version(self, number: int) -> Version:
         content = self.files.read(_version_path(number))
