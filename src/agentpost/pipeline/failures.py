@@ -15,7 +15,9 @@ _CAUSE: Final = re.compile(
     r"^(?:Caused by: )?((?:[\w$]+\.)*[\w$]*(?:Error|Exception|Refusal|Killed)\b.*)$", re.MULTILINE
 )
 _LONGEST: Final = 300
-_AGAIN: Final = "A run that failed changed nothing: run it again."
+_AGAIN: Final = (
+    "Nothing was changed: run it again. `agentpost pipeline run --full` builds all tables anew from the lake."
+)
 
 
 @contextlib.contextmanager
