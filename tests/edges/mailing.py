@@ -43,7 +43,8 @@ class Machine:
         self._stack.close()
 
     def add_counting_agent(self, agent_id: str, **options: Any) -> None:
-        argv = [sys.executable, "-c", _COUNTING_AGENT, str(self.counts)]
+        # Without what is installed: that starts in half the time.
+        argv = [sys.executable, "-I", "-S", "-c", _COUNTING_AGENT, str(self.counts)]
         self.post("/ansible/agents", {"agentId": agent_id, "runtime": "command", "options": {"argv": argv, **options}})
 
     def add_agent(self, agent_id: str) -> None:

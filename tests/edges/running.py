@@ -26,8 +26,10 @@ from agentpost.gateway import Gateway
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.values import LocalAgent
 from agentpost.testing import FakeClock, SeededChance
+from tests.warm.client import WarmProcess, run_warm, start_warm
 
 T = TypeVar("T")
+Process = subprocess.Popen[str] | WarmProcess
 TIMEOUT_SECONDS = 120
 _ROOT = Path(__file__).parents[2]
 # For tests that make more attempts than any node would.
@@ -37,7 +39,7 @@ NO_LIMITS = ("--attempts-per-address", "1000000000", "--attempts-per-token", "10
 class RunningGateway:
     """A gateway process that said that it is up."""
 
-    def __init__(self, process: subprocess.Popen[str], home: Path, url: str) -> None:
+    def __init__(self, process: Process, home: Path, url: str) -> None:
         self.process = process
         self.home = home
         self.url = url
@@ -57,8 +59,7 @@ class RunningGateway:
 
 def agentpost(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    command = [sys.executable, "-m", "agentpost", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    return run_warm(*words, timeout=TIMEOUT_SECONDS)
 
 
 def start_gateway(
@@ -68,9 +69,12 @@ def start_gateway(
     module: str = "agentpost",
     environment: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
-) -> subprocess.Popen[str]:
+) -> Process:
     """`module` is what is run, `within` a command that runs it somewhere else: in a network namespace, say."""
-    command = [*within, sys.executable, "-m", module, "up", "-o", "json", "--home", str(home), *words]
+    up = ("up", "-o", "json", "--home", str(home), *words)
+    if not within:
+        return start_warm(*up, module=module, stderr=log, environment=environment)
+    command = [*within, sys.executable, "-m", module, *up]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=_ROOT, env={**os.environ, **(environment or {})}
     )
@@ -105,7 +109,7 @@ def _log_of(home: Path) -> Path:
     return home.with_name(f"{home.name}.log")
 
 
-def _url_of(process: subprocess.Popen[str], home: Path) -> str:
+def _url_of(process: Process, home: Path) -> str:
     """The URL that the gateway prints once it is up."""
     if process.stdout is None:
         raise RuntimeError("the gateway has no output to read")

@@ -5,8 +5,6 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,7 +18,7 @@ from pycrdt import Doc, Map
 from agentpost.protocol.errors import Refusal
 from agentpost.room.schema import MAPS
 from tests.edges.meshing import Stranger, eventually, invite, statuses
-from tests.edges.running import RunningGateway, running_gateway
+from tests.edges.running import RunningGateway, agentpost, running_gateway
 
 Records = dict[str, dict[str, Any]]
 
@@ -188,7 +186,7 @@ def test_a_seed_that_lost_its_disk_comes_back_with_a_new_key(two_seeds: Mesh, lo
         mesh.join(lost, other, tier="backbone")
     assert "--replace-key" in (refused.value.hint or "")
     assert not _links(mesh.up["mbp-jane"])[lost]
-    token = agentpost("invite", "--node", lost, "--tier", "backbone", "--replace-key", home=mesh.home(other))["token"]
+    token = operate("invite", "--node", lost, "--tier", "backbone", "--replace-key", home=mesh.home(other))["token"]
     mesh.up[lost].operator.post("/operator/join", {"url": mesh.up[other].url, "token": token})
     mesh.linked("mbp-jane", "vps-jane", "hub-jane")
     mesh.see("vps-jane", "hub-jane", "mbp-jane")
@@ -238,7 +236,7 @@ def test_the_only_seed_comes_back_from_its_backup(mesh: Mesh) -> None:
     mesh.join("mbp-jane", "vps-jane")
     kept = mesh.home("kept")
     kept.mkdir()
-    agentpost("store", "backup", str(kept / "monday.db"), home=seed.home)
+    operate("store", "backup", str(kept / "monday.db"), home=seed.home)
     shutil.copytree(seed.home / "keys", kept / "keys")
     mesh.join("lab-jane", "vps-jane")
     mesh.see("vps-jane", "mbp-jane", "lab-jane")
@@ -319,7 +317,7 @@ def test_a_node_is_revoked_at_any_seed(two_seeds: Mesh) -> None:
     """A seed that never saw its invite throws a node out: all its links end, and an invite lets it in again."""
     mesh = two_seeds
     mesh.linked("mbp-jane", "vps-jane", "hub-jane")
-    agentpost("revoke", "mbp-jane", home=mesh.home("hub-jane"))
+    operate("revoke", "mbp-jane", home=mesh.home("hub-jane"))
     for seed in ("vps-jane", "hub-jane"):
         eventually(lambda seed=seed: "revoked" in _problem(mesh.up["mbp-jane"], seed))
         eventually(lambda seed=seed: "mbp-jane" not in _online(mesh.up[seed]))
@@ -333,10 +331,10 @@ def _problem(gateway: RunningGateway, seed: str) -> str:
     return next((link["problem"] or "" for link in links if link["nodeId"] == seed), "")
 
 
-def agentpost(*words: str, home: Path) -> dict[str, Any]:
+def operate(*words: str, home: Path) -> dict[str, Any]:
     """What a command of the operator prints, with nothing wrong."""
-    command = [sys.executable, "-m", "agentpost", *words, "--home", str(home), "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = agentpost(*words, "--home", str(home), "-o", "json")
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

@@ -4,12 +4,15 @@ The measure is a good disk: the states that the acknowledged operations lead to 
 survives a fault must be one of them, none of the earlier ones, and none in between.
 """
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import apsw
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
@@ -149,8 +152,8 @@ class Referee:
         home = await self.home("course")
         states = [read_state(home)]
         with closing(Database.open_writer(Home(home).database, synchronous="OFF")) as database:
-            for version in range(database.schema_version() + 1, len(self._scenario.migrations) + 1):
-                database.migrate(self._scenario.migrations[:version])
+            if database.schema_version() < len(self._scenario.migrations):
+                database.migrate(self._scenario.migrations)
                 states.append(read_state(home))
         store = open_store(home, synchronous="OFF")
         if (opened := read_state(home)) != states[-1]:
@@ -186,11 +189,11 @@ class Referee:
         return problems
 
     async def survivor(self, disk: Disk, keep: Keep, seed: int = 0) -> Survivor:
-        """What the disk has kept, after a restart. Equal files are looked at once."""
-        kept = self._emptied("kept")
-        disk.survive(kept, keep=keep, seed=seed)
-        digest = _digest(kept)
+        """What the disk has kept, after a restart. Equal databases are looked at once."""
+        disk.survive(recovered := self._emptied("recovered"), keep=keep, seed=seed)
+        digest = _digest_of_database(recovered)
         if digest not in self._survivors:
+            disk.survive(kept := self._emptied("kept"), keep=keep, seed=seed)
             self._survivors[digest] = await self._restart(kept)
         return self._survivors[digest]
 
@@ -216,7 +219,18 @@ class Referee:
         return Survivor(course.same(found or opened), tuple(problems))
 
 
-def _digest(directory: Path) -> bytes:
+def _digest_of_database(directory: Path) -> bytes:
+    """A digest of the database that SQLite finds in these files, which it tidies up.
+
+    The files themselves are never equal: a log begins with a number drawn by lot.
+    """
+    file = Home(directory).database
+    if file.exists():
+        # What cannot be opened is compared as it is.
+        with contextlib.suppress(apsw.Error), closing(apsw.Connection(str(file))) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            # The last one to close a database moves its log over.
+            database.execute("SELECT count(*) FROM sqlite_schema")
     digest = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

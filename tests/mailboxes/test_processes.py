@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,76 +15,23 @@ import pytest
 
 from agentpost.edges.mailbox.connecting import connect_mailbox
 from agentpost.mailbox.file import FileMailbox
-from agentpost.mailbox.interface import MailboxPolicy, MailboxProtocol
+from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code
 from tests.mailboxes.building import message
+from tests.mailboxes.sharing import MESSAGES_EACH, POLICY
+from tests.warm.client import WarmProcess, start_warm
 
-ROOT = Path(__file__).parents[2]
 PROCESSES = 16
-MESSAGES_EACH = 25
 LIVES = 8 * int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
-# In these tests who is silent for a moment is dead, and everything comes again until it is acked.
-POLICY = MailboxPolicy(max_retries=10_000, base_backoff_seconds=0.001, in_flight_timeout_seconds=0.5)
 
 
-def say(line: str) -> None:
-    os.write(sys.stdout.fileno(), (line + "\n").encode())
+def start(what: str, path: Path, number: int) -> WarmProcess:
+    return start_warm(what, str(path), str(number), module="tests.mailboxes.sharing")
 
 
-def write_and_take(path: str, number: int) -> None:
-    """Enqueue messages of our own, and ids that others enqueue as well, then take and ack until nothing is left."""
-
-    async def work() -> None:
-        async with FileMailbox.open(path) as mailbox:
-            for n in range(MESSAGES_EACH):
-                await mailbox.enqueue(message(f"p{number}-{n}", sender=f"p{number}", created_at=n))
-                ack = await mailbox.enqueue(message(f"shared-{n}", sender="all", created_at=n))
-                if ack.queued:
-                    say(json.dumps(["queued", f"shared-{n}"]))
-            while got := await mailbox.dequeue_many("bob", 3, wait_seconds=1.0):
-                await mailbox.ack_many("bob", [each.msg_id for each in got])
-                for each in got:
-                    say(json.dumps(["took", each.msg_id]))
-
-    asyncio.run(work())
-
-
-def work_until_killed(path: str, first: int) -> None:
-    """Enqueue and handle messages, and say what was acknowledged, until somebody pulls the plug."""
-
-    async def write(mailbox: FileMailbox) -> None:
-        number = first
-        while True:
-            # More than the other one can handle, so that something is left whenever it ends.
-            fresh = [message(f"m{number + n}", created_at=number + n) for n in range(1, 6)]
-            number += len(fresh)
-            await mailbox.enqueue_many(fresh)
-            for each in fresh:
-                say(json.dumps(["queued", each.msg_id]))
-
-    async def handle(mailbox: FileMailbox) -> None:
-        while True:
-            for each in await mailbox.dequeue_many("bob", 2, wait_seconds=1.0):
-                say(json.dumps(["took", each.msg_id]))
-                await mailbox.ack("bob", each.msg_id)
-                say(json.dumps(["acked", each.msg_id]))
-
-    async def work() -> None:
-        async with FileMailbox.open(path, policy=POLICY) as mailbox:
-            say(json.dumps(["ready", ""]))
-            await asyncio.gather(write(mailbox), handle(mailbox))
-
-    asyncio.run(work())
-
-
-def start(call: str) -> "subprocess.Popen[bytes]":
-    script = f"from tests.mailboxes.test_processes import *; {call}"
-    return subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
-
-
-def lines_of(output: bytes) -> list[tuple[str, str]]:
+def lines_of(output: str) -> list[tuple[str, str]]:
     # The last line may have been cut off with its process; what it would have said is then unknown to us.
-    complete = output[: output.rfind(b"\n") + 1]
+    complete = output[: output.rfind("\n") + 1]
     return [tuple(json.loads(line)) for line in complete.splitlines()]
 
 
@@ -94,7 +39,7 @@ def lines_of(output: bytes) -> list[tuple[str, str]]:
 def test_sixteen_processes_share_a_file(tmp_path: Path) -> None:
     """Each message is handed to one process, each shared id is queued once, and nobody hears of a locked database."""
     path = tmp_path / "mail.db"
-    running = [start(f"write_and_take({str(path)!r}, {number})") for number in range(PROCESSES)]
+    running = [start("write-and-take", path, number) for number in range(PROCESSES)]
     said: list[tuple[str, str]] = []
     for process in running:
         output, _ = process.communicate(timeout=120)
@@ -116,7 +61,7 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     acked: set[str] = set()
     in_doubt: set[str] = set()
     for life in range(LIVES):
-        with start(f"work_until_killed({str(path)!r}, {life * 1_000_000})") as process:
+        with start("work-until-killed", path, life * 1_000_000) as process:
             assert process.stdout is not None
             first = process.stdout.readline()
             assert json.loads(first)[0] == "ready"
@@ -162,7 +107,7 @@ class Told:
         self.in_doubt: set[str] = set()
 
 
-async def call_until_gone(address: str, server: "subprocess.Popen[str]", seconds: float, told: Told) -> None:
+async def call_until_gone(address: str, server: WarmProcess, seconds: float, told: Told) -> None:
     """Enqueue and ack over one connection until the server is killed in the middle of it."""
 
     async def write(mailbox: MailboxProtocol) -> None:
@@ -187,10 +132,10 @@ async def call_until_gone(address: str, server: "subprocess.Popen[str]", seconds
 
 
 @contextmanager
-def server(path: Path, socket: Path) -> Iterator["subprocess.Popen[str]"]:
+def server(path: Path, socket: Path) -> Iterator[WarmProcess]:
     """`mailbox serve` as a process, which may be killed inside; otherwise it is asked to stop."""
     words = ("mailbox", "serve", "--file", str(path), "--socket", str(socket), "-o", "json")
-    with subprocess.Popen([sys.executable, "-m", "agentpost", *words], stdout=subprocess.PIPE, text=True) as process:
+    with start_warm(*words) as process:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
         try:

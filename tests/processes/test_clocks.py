@@ -29,7 +29,7 @@ Machines = tuple[FaultyMachine, ...]
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     with faulty_mesh(tmp_path_factory.mktemp("clocks"), "mbp-jane", "lab-jane") as machines:
         _, sender, lab = machines
-        argv = [sys.executable, "-c", _SECOND_TIME_LUCKY, str(lab.counts)]
+        argv = [sys.executable, "-I", "-S", "-c", _SECOND_TIME_LUCKY, str(lab.counts)]
         lab.post("/ansible/agents", {"agentId": "builder", "runtime": "command", "options": {"argv": argv}})
         lab.add_agent("reader")
         eventually(lambda: sender.knows("builder") and sender.knows("reader"))

@@ -132,25 +132,33 @@ class Database:
         return application_id == self._kind.value[0] or (application_id == 0 and is_empty)
 
     def migrate(self, scripts: Sequence[str] | None = None) -> None:
-        """Bring the database to the schema of this version, each step in one transaction."""
+        """Bring the database to the schema of this version, in one transaction.
+
+        If that fails, the file is as it was, and the version that wrote it can still open it.
+        """
         scripts = migrations() if scripts is None else scripts
-        while (found := self.schema_version()) != len(scripts):
-            if found > len(scripts):
-                raise Refusal(
-                    Code.SCHEMA_TOO_NEW,
-                    f"this file has schema {found}; this agentpost knows {len(scripts)} and must not touch it",
-                )
-            self.begin()
-            try:
-                # Another process may have been faster.
-                if self.schema_version() == found:
-                    self.run(scripts[found])
-                    self.run(f"PRAGMA application_id = {self._kind.value[0]}")
-                    self.run(f"PRAGMA user_version = {found + 1}")
-                self.commit()
-            except BaseException:
-                self.rollback()
-                raise
+        if self._schema_before(scripts) == len(scripts):
+            return
+        self.begin()
+        try:
+            # Asked again: another process may have been faster.
+            for script in scripts[self._schema_before(scripts) :]:
+                self.run(script)
+            self.run(f"PRAGMA application_id = {self._kind.value[0]}")
+            self.run(f"PRAGMA user_version = {len(scripts)}")
+            self.commit()
+        except BaseException:
+            self.rollback()
+            raise
+
+    def _schema_before(self, scripts: Sequence[str]) -> int:
+        found = self.schema_version()
+        if found > len(scripts):
+            raise Refusal(
+                Code.SCHEMA_TOO_NEW,
+                f"this file has schema {found}; this agentpost knows {len(scripts)} and must not touch it",
+            )
+        return found
 
     def schema_version(self) -> int:
         with translated:
