@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.edges.reference.commands import every_command
 from agentpost.edges.reference.markdown import anchor
 from agentpost.protocol.lifecycle import DELIVERY
@@ -49,7 +49,7 @@ def _anchors(page: Path) -> set[str]:
     return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
 
 
-_COMMANDS = {words[1:]: command for words, command in every_command(typer.main.get_command(app), ("agentpost",))}
+_COMMANDS = {words[1:]: command for words, command in every_command(typer.main.get_command(make_app()), ("agentpost",))}
 # In a block a command stands on its line; in a sentence it stands between backticks.
 _IN_BLOCK = re.compile(r"^(?:\.venv/bin/)?agentpost (.+?)(?:\s+#.*)?$", re.MULTILINE)
 _IN_TEXT = re.compile(r"`agentpost ([^`]+)`")

@@ -11,13 +11,12 @@ from agentpost import __version__
 from agentpost.protocol.errors import Code
 from agentpost.store.sqlite import SqliteStore
 from agentpost.testing import a_message
+from tests.warm.client import run_warm
 
 
 def run(*words: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home or "/nonexistent"), "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, "-m", "agentpost", *words], capture_output=True, text=True, env=environment, timeout=1200
-    )
+    return run_warm(*words, timeout=1200, environment=environment)
 
 
 @pytest.fixture
@@ -30,8 +29,9 @@ async def filled_home(tmp_path: Path) -> Path:
 
 
 def test_it_tells_its_version() -> None:
-    """`agentpost --version` prints the version and nothing else."""
-    assert run("--version").stdout == f"agentpost {__version__}\n"
+    """`agentpost --version`, as it is installed, prints the version and nothing else."""
+    shown = subprocess.run([Path(sys.executable).with_name("agentpost"), "--version"], capture_output=True, text=True)
+    assert (shown.stdout, shown.stderr) == (f"agentpost {__version__}\n", "")
 
 
 def test_it_shows_help_when_asked_for_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.protocol.errors import Refusal
 from agentpost.store.home import Home
 from tests.edges.mailing import three_machines
@@ -39,7 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(home: Path, *words: str) -> Result:
     """The command, in this process: a new one for each would take most of the time of these tests."""
-    return CliRunner().invoke(app, [*words, "--home", str(home)])
+    return CliRunner().invoke(make_app(), [*words, "--home", str(home)])
 
 
 def command(home: Path, *words: str) -> Any:

@@ -205,7 +205,7 @@ def test_a_gateway_without_a_lake_loads_no_pyarrow() -> None:
     import sys
 
     code = (
-        "import sys, agentpost.edges.http.server, agentpost.edges.cli.main, agentpost.gateway;"
-        "print('pyarrow' in sys.modules)"
+        "import sys, agentpost.edges.http.server, agentpost.gateway; from agentpost.edges.cli.app import make_app;"
+        "make_app(); print('pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.interface import MailboxPolicy
 from agentpost.protocol.errors import Code, Refusal
@@ -30,7 +30,7 @@ class Shell:
         self._where = ("--at", at, *more)
 
     def run(self, *words: str, stdin: str | None = None) -> Result:
-        return CliRunner().invoke(app, ["mailbox", *words, *self._where], input=stdin)
+        return CliRunner().invoke(make_app(), ["mailbox", *words, *self._where], input=stdin)
 
     def json(self, *words: str) -> Any:
         done = self.run(*words, "-o", "json")
@@ -65,7 +65,7 @@ def served(*words: str) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     """`--help` explains the command and ends with an example."""
-    shown = CliRunner().invoke(app, ["mailbox", command, "--help"], env={"COLUMNS": "200"})
+    shown = CliRunner().invoke(make_app(), ["mailbox", command, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     assert f"Example: agentpost mailbox {command}" in re.sub(r"\s+", " ", shown.stdout)
 
@@ -184,7 +184,7 @@ def test_a_served_file_answers_on_every_transport(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_in_a_sentence(words: list[str], problem: str, tmp_path: Path) -> None:
     """A wrong address, a missing token or a bad number is a refusal that says so, never a traceback."""
     more = ["--file", str(tmp_path / "mail.db")] if words[0] == "serve" else []
-    done = CliRunner().invoke(app, ["mailbox", *words, *more], env={"COLUMNS": "200", "HOME": str(tmp_path)})
+    done = CliRunner().invoke(make_app(), ["mailbox", *words, *more], env={"COLUMNS": "200", "HOME": str(tmp_path)})
     assert done.exit_code != 0
     said = str(done.exception) + done.output
     assert isinstance(done.exception, Refusal | SystemExit)

@@ -8,11 +8,14 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Small and quick to start: no adaptive plans, one partition after a shuffle, only the first of the JVM's two compilers.
+# Small and quick to start: no adaptive plans, one partition after a shuffle, no code written for each query, only the
+# first of the JVM's two compilers.
 SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 # With one compiler the JVM keeps room for 48 MB of compiled code, as much as the plans of all tests take; without any
 # left it ends.

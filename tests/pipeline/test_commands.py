@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.edges.cli.pipeline_options import time_us_of
 from agentpost.pipeline import session
 from agentpost.protocol.errors import Refusal
@@ -20,7 +20,8 @@ HEAVY = ("pyspark", "pyarrow", "pandas", "numpy", "duckdb")
 
 def test_other_commands_load_no_spark() -> None:
     """`agentpost --help`, and with it every gateway, loads neither Spark nor Arrow."""
-    code = f"import sys, agentpost.edges.cli.main; sys.exit(str([m for m in {HEAVY!r} if m in sys.modules]))"
+    load = "import sys; from agentpost.edges.cli.app import make_app; make_app()"
+    code = f"{load}; sys.exit(str([m for m in {HEAVY!r} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "[]"
 
@@ -29,7 +30,7 @@ def test_without_spark_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest
     """Where PySpark is missing, every command of the pipeline says which extra to install."""
     monkeypatch.setattr(session, "find_spec", lambda _name: None)
     for words in (["run"], ["watch"], ["compact"], ["sql", "select 1"]):
-        done = CliRunner().invoke(app, ["pipeline", *words, "--lake", str(tmp_path)])
+        done = CliRunner().invoke(make_app(), ["pipeline", *words, "--lake", str(tmp_path)])
         assert isinstance(done.exception, Refusal)
         assert "agentpost[pipeline]" in done.exception.hint
 
@@ -37,7 +38,7 @@ def test_without_spark_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest
 def test_a_place_without_a_lake_is_refused(tmp_path: Path) -> None:
     """Without a lake or tables there is a clear answer, before any Java is started."""
     for words, said in ((["run"], "no lake"), (["watch"], "no lake"), (["sql", "select 1"], "no tables")):
-        done = CliRunner().invoke(app, ["pipeline", *words, "--lake", str(tmp_path)])
+        done = CliRunner().invoke(make_app(), ["pipeline", *words, "--lake", str(tmp_path)])
         assert isinstance(done.exception, Refusal)
         assert said in done.exception.message
 

@@ -130,9 +130,11 @@ def start_warm(
     return WarmProcess(int(process_id), status_in, stdout_pipe, stderr_pipe)
 
 
-def run_warm(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_warm(
+    *words: str, timeout: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """The same to its end, as `subprocess.run` does."""
-    with start_warm(*words) as process:
+    with start_warm(*words, environment=environment) as process:
         try:
             said, complained = process.communicate(timeout)
         except subprocess.TimeoutExpired:

@@ -18,12 +18,13 @@ from typing import Final
 
 import msgspec
 
+from agentpost.edges.cli.app import make_app
+
 __all__ = ["MAX_JOB_BYTES", "Job"]
 
 MAX_JOB_BYTES: Final = 100_000
 # What a gateway has imported when it is up, and a command that talks to it.
 _IMPORTED: Final = (
-    "agentpost.edges.cli.main",
     "agentpost.edges.http.server",
     "agentpost.edges.operator_client",
     "litestar.plugins.pydantic",
@@ -103,6 +104,7 @@ if __name__ == "__main__":
         # What is not installed is not imported by a gateway either.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    make_app()
     assert threading.active_count() == 1, "threads do not survive a fork"
     # Pages that nobody writes to are shared by all of them.
     gc.collect()

@@ -12,7 +12,7 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 from a2a.utils.errors import InvalidParamsError
 from typer.testing import CliRunner
 
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.protocol.errors import Code, Refusal
 from tests.edges.a2a.peers import client_of, sent, session_of, words
 from tests.edges.external.client import code_of
@@ -33,7 +33,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway
 
 def run(gateway: RunningGateway, *words: str) -> Any:
     """What the command prints, in this process; or the code and the hint of its refusal."""
-    done = CliRunner().invoke(app, ["a2a", *words, "-o", "json", "--home", str(gateway.home)])
+    done = CliRunner().invoke(make_app(), ["a2a", *words, "-o", "json", "--home", str(gateway.home)])
     if isinstance(done.exception, Refusal):
         return done.exception.code, done.exception.hint
     return json.loads(done.stdout)
@@ -62,7 +62,7 @@ def test_nobody_is_found_until_the_operator_says_so(gateway: RunningGateway) -> 
     assert run(gateway, "hide", "quiet@one") == {"agentId": "quiet@one"}
     assert card_of(gateway).json()["name"] == "scribe"
     assert code_of(httpx.get(quiet["cardUrl"], timeout=60)) == (404, "not_found")
-    text = CliRunner().invoke(app, ["a2a", "list", "--home", str(gateway.home)])
+    text = CliRunner().invoke(make_app(), ["a2a", "list", "--home", str(gateway.home)])
     assert (text.exit_code, "scribe" in text.stdout) == (0, True)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from agentpost.config import load_settings
 from agentpost.config_keys import KEYS, TABLES
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.edges.mcp.tools import tool
 from agentpost.edges.operations import OPERATIONS
 from agentpost.edges.reference.commands import every_command
@@ -20,7 +20,7 @@ from agentpost.edges.reference.http import openapi_documents
 from agentpost.edges.reference.pages import PAGES, make_page
 from agentpost.protocol.errors import MEANINGS, Code
 
-COMMAND_LINE = typer.main.get_command(app)
+COMMAND_LINE = typer.main.get_command(make_app())
 COMMANDS = {" ".join(words): command for words, command in every_command(COMMAND_LINE, ("agentpost",))}
 # What they print is for programs anyway.
 NO_JSON = {"agentpost mcp", "agentpost tail", "agentpost mailbox typescript"}
@@ -30,7 +30,7 @@ NO_JSON = {"agentpost mcp", "agentpost tail", "agentpost mailbox typescript"}
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The pages as the command writes them."""
     directory = tmp_path_factory.mktemp("reference") / "new"
-    done = CliRunner().invoke(app, ["docs", "--out", str(directory), "-o", "json"])
+    done = CliRunner().invoke(make_app(), ["docs", "--out", str(directory), "-o", "json"])
     written = [Path(each) for each in json.loads(done.stdout)["written"]]
     assert {path.stem for path in written} == {*PAGES, "README"}
     return {path.stem: path.read_text() for path in written}
@@ -110,11 +110,11 @@ def test_every_code_has_a_meaning_and_advice(pages: dict[str, str]) -> None:
 
 def test_one_page_is_printed_and_an_unknown_one_refused() -> None:
     """`agentpost docs errors` prints that page; without a name there is a list."""
-    assert CliRunner().invoke(app, ["docs", "errors"]).stdout.startswith("# Error codes\n")
+    assert CliRunner().invoke(make_app(), ["docs", "errors"]).stdout.startswith("# Error codes\n")
     assert make_page("errors", COMMAND_LINE).startswith("# Error codes\n")
-    listed = json.loads(CliRunner().invoke(app, ["docs", "-o", "json"]).stdout)
+    listed = json.loads(CliRunner().invoke(make_app(), ["docs", "-o", "json"]).stdout)
     assert [each["page"] for each in listed] == [*PAGES]
-    unknown: Any = CliRunner().invoke(app, ["docs", "surprise"]).exception
+    unknown: Any = CliRunner().invoke(make_app(), ["docs", "surprise"]).exception
     assert unknown.code is Code.NOT_FOUND
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentpost.edges.cli.main import app
+from agentpost.edges.cli.app import make_app
 from agentpost.protocol.errors import Code, Refusal
 from tests.edges.running import agentpost, running_gateway
 
@@ -51,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def setup(home: Path, *words: str) -> Result:
-    result = CliRunner().invoke(app, ["setup", *words, "--project", str(home / "project")])
+    result = CliRunner().invoke(make_app(), ["setup", *words, "--project", str(home / "project")])
     if isinstance(result.exception, Refusal):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -56,9 +56,9 @@ def named(finding: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 @pytest.mark.req("OBS-7", "OBS-8")
 def test_exactly_the_injected_faults_are_found(fleet: Fleet) -> None:
     """Every fault that was put in is reported with its place, event and agent; nothing else is."""
-    from agentpost.edges.cli.main import app
+    from agentpost.edges.cli.app import make_app
 
-    said = CliRunner().invoke(app, ["pipeline", "check", "--all", "--lake", str(fleet.place), "-o", "json"])
+    said = CliRunner().invoke(make_app(), ["pipeline", "check", "--all", "--lake", str(fleet.place), "-o", "json"])
     assert said.exit_code == 1
     result = json.loads(said.stdout)
     found = {named(each) for each in (*result["findings"], *result["observed"])}

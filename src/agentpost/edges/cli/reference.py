@@ -17,7 +17,6 @@ def register(app: typer.Typer) -> None:
 
 
 def docs(
-    context: typer.Context,
     page: Annotated[
         str | None, typer.Argument(help="One page, to be printed; without it they are listed.", show_default=False)
     ] = None,
@@ -28,10 +27,11 @@ def docs(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """The reference pages, made from the code: commands, http, tools, configuration, errors."""
-    # They start a gateway and load what it takes; no other command should wait for that.
+    # They start a gateway and load what it takes, and all commands; no other one should wait for that.
+    from agentpost.edges.cli.app import make_app
     from agentpost.edges.reference.pages import PAGES, make_page, write_pages
 
-    command_line = context.find_root().command
+    command_line = typer.main.get_command(make_app())
     if out is not None:
         written = [str(path) for path in write_pages(out, command_line)]
         print_json({"written": written}) if output is Format.JSON else typer.echo("\n".join(written))
