@@ -1,7 +1,7 @@
 # A fresh machine needs Python >= 3.11, git and make: every target sets up what it uses.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long gateway-tests spark-tests check format bench conformance docs lock clean
+.PHONY: help demo test test-long check format bench conformance docs lock clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -15,8 +15,8 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
 # a power cut is shown with a disk that the tests make up (tests/faults/disk.py), and memory outlives a kill.
 IN_MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 2>/dev/null && echo /dev/shm)
 test test-long: export TMPDIR := $(or $(IN_MEMORY),$(TMPDIR))
-# All tests that need Spark share a session, hence a process, with a memory of what failed that is its own.
-PYTEST_SPARK = $(BIN)/pytest tests/pipeline -o cache_dir=.pytest_cache/spark
+# All tests that need Spark share a session, hence a process.
+PYTEST_SPARK = $(BIN)/pytest tests/pipeline
 # What takes minutes is for test-long.
 QUICK = -m "not long"
 # Several meshes of processes share the cores, and one of them may come too late for a test. What failed so is run once
@@ -77,17 +77,12 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/lint-imports --no-logo
 
 test: check .tools/yjs/.ready .tools/mcp/.ready ## everything that must be green, `check` included
-	@$(MAKE) --no-print-directory --jobs 2 gateway-tests spark-tests
+	@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
+	@$(PYTEST_SPARK) $(QUICK)
 
 test-long: check .tools/yjs/.ready .tools/mcp/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
-	@AGENTPOST_TEST_ROUNDS=20 $(MAKE) --no-print-directory --jobs 2 gateway-tests spark-tests QUICK=
-
-gateway-tests:
-	@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
-
-# They wait for the JVM half of the time, so they run beside the others. What they say is shown when they are through.
-spark-tests:
-	@$(PYTEST_SPARK) $(QUICK) > .tools/spark-tests.txt 2>&1; status=$$?; cat .tools/spark-tests.txt; exit $$status
+	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST) || { echo "run again, alone: what failed beside others"; AGENTPOST_TEST_ROUNDS=20 $(ALONE); }
+	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST_SPARK)
 
 format: $(VENV)/.dev ## let ruff tidy the code
 	@$(BIN)/ruff check --fix .
