@@ -52,6 +52,8 @@ def _serve(requests: socket.socket) -> Job | None:
     ended_in, ended_out = os.pipe()
     os.set_blocking(ended_out, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Ctrl-C is for the tests, which then go away.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(ended_out, warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
@@ -73,6 +75,7 @@ def _serve(requests: socket.socket) -> Job | None:
         if not process:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             selector.close()
             requests.close()
             for file in (ended_in, ended_out, status, *running.values()):
@@ -112,6 +115,7 @@ if __name__ == "__main__":
     job = _serve(socket.socket(fileno=int(sys.argv[1])))
     if job is not None:
         os.chdir(job.folder)
+        sys.path[0] = job.folder
         os.environ.clear()
         os.environ.update(job.environment)
         sys.argv = [job.module, *job.words]
