@@ -10,6 +10,7 @@ from agentpost.protocol.errors import Code
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.store.database import Database, check_sqlite_version
 from agentpost.store.home import Home
+from agentpost.store.integrity import check_home
 from agentpost.store.interface import Store
 from agentpost.store.queries import migrations
 from agentpost.store.sqlite import SqliteStore
@@ -137,6 +138,46 @@ async def test_a_database_without_its_owner_is_completed(home: Path) -> None:
     store = open_sqlite(home)
     assert store.node_id == "node-a"
     await store.close()
+
+
+@pytest.mark.parametrize("version", range(len(migrations())))
+async def test_a_home_of_any_earlier_version_is_upgraded_at_once(home: Path, version: int) -> None:
+    """Whatever steps are missing, the home is whole afterwards, with the schema that a new one has."""
+    database = Database.open_writer(Home(home).database)
+    database.migrate(migrations()[:version])
+    database.close()
+    store = open_sqlite(home)
+    await append_messages(store, 2)
+    await store.close()
+    new = open_sqlite(home.with_name("new"))
+    await new.close()
+    assert schema_of(home) == schema_of(home.with_name("new"))
+    assert check_home(home).problems == ()
+
+
+async def test_an_upgrade_that_fails_changes_nothing(home: Path) -> None:
+    """A step that cannot be done takes those before it back: the version that wrote the file can still open it."""
+    store = open_sqlite(home)
+    await append_messages(store, 2)
+    await store.close()
+    before = schema_of(home)
+    database = Database.open_writer(Home(home).database)
+    steps = [*migrations(), "CREATE TABLE plans (name TEXT)", "CREATE TABLE plans (name TEXT)"]
+    with pytest.raises(apsw.SQLError, match="already exists"):
+        database.migrate(steps)
+    assert database.schema_version() == len(migrations())
+    database.close()
+    assert schema_of(home) == before
+    again = open_sqlite(home)
+    assert outbox_seqs(again) == [1, 2]
+    await again.close()
+
+
+def schema_of(home: Path) -> list[tuple[str, ...]]:
+    connection = apsw.Connection(str(Home(home).database))
+    found = list(connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"))
+    connection.close()
+    return found
 
 
 @pytest.mark.parametrize("version", ["3.40.1", "3.51.2", "2.8.17"])
