@@ -19,6 +19,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from agentpost.auth.challenge import is_granted_by, make_proof
 from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, Challenge, ExchangeRequest, Grant
 from agentpost.delivery.hub import LinkHub
+from agentpost.edges.certificates import needs_certificates
 from agentpost.edges.link.dial import CLOSE_SECONDS, keep_link
 from agentpost.gateway import Gateway
 from agentpost.protocol.backoff import RetryPolicy, next_delay_seconds
@@ -317,7 +318,7 @@ async def _exchange(
     """A ticket for an invite, or, without one, for this node's key. `expected` is who must be there."""
     node_id = gateway.settings.node_id
     nonce = gateway.chance.entropy(24).hex()
-    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_SECONDS) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_SECONDS, verify=needs_certificates(url)) as http:
         challenge = await _post(http, "/ansible/auth/challenge", {"nodeId": node_id}, Challenge)
         if expected not in (None, challenge.node_id):
             raise Refusal(Code.NODE_MISMATCH, f"{url} is {challenge.node_id}, not {expected}")

@@ -14,6 +14,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
+from agentpost.edges.certificates import needs_certificates
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.mailbox.calls import refusal_of
 from agentpost.protocol.errors import Code, Refusal
@@ -197,8 +198,7 @@ class HttpCarrier:
             headers=headers,
             timeout=_TIMEOUT_SECONDS,
             transport=transport,
-            # To read the machine's certificates takes longer than a hundred calls; without TLS nobody looks at them.
-            verify=base_url.startswith("https:"),
+            verify=needs_certificates(base_url),
         )
 
     async def call(self, method: str, parameters: Mapping[str, Any]) -> Any:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta, field
 
 from agentpost.delivery.ports import Engagement, Result
+from agentpost.edges.certificates import needs_certificates
 from agentpost.edges.runtimes import answers
 from agentpost.edges.runtimes.options import Bytes, Options, Timeout
 from agentpost.protocol.errors import Code, Refusal
@@ -131,6 +132,7 @@ class WebhookRuntime:
                 # Nothing of the gateway's surroundings: no proxy, no .netrc.
                 trust_env=False,
                 transport=self._transport,
+                verify=needs_certificates(self._options.url),
                 limits=httpx.Limits(max_connections=self._options.max_concurrent),
             )
         return self._client
