@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -62,6 +64,20 @@ def test_after_kill_9_it_comes_up_again(home: Path) -> None:
     assert (home / "operator.sock").exists()
     with running_gateway(home) as again:
         assert again.operator.get("/operator/status")["signingPublicKey"] == key
+
+
+def test_a_gateway_stops_when_it_was_asked_to_the_end(home: Path) -> None:
+    """Whoever is slow to say all of it is answered, instead of finding the door shut while they speak."""
+    with running_gateway(home) as gateway, socket.socket(socket.AF_UNIX) as slow:
+        slow.settimeout(TIMEOUT_SECONDS)
+        slow.connect(str(home / "operator.sock"))
+        slow.sendall(b"POST /operator/shutdown HTTP/1.1\r\nhost: gateway\r\ncontent-length: 2\r\n\r\n")
+        with pytest.raises(subprocess.TimeoutExpired):
+            gateway.process.wait(1)
+        assert gateway.operator.get("/operator/status")["phase"] == "ready"
+        slow.sendall(b"{}")
+        assert slow.recv(4096).startswith(b"HTTP/1.1 202")
+        assert gateway.process.wait(TIMEOUT_SECONDS) == 0
 
 
 def test_a_second_gateway_in_the_same_home_is_refused(home: Path) -> None:
