@@ -1,5 +1,6 @@
 """The room on disk, and what time does to it."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,13 +8,29 @@ from pathlib import Path
 import pytest
 
 from agentpost.bench.fleet import Month
-from agentpost.protocol.snapshot import NodeStatus
+from agentpost.protocol.snapshot import NodeStatus, NodeTier
+from agentpost.room.host import RoomHost
 from agentpost.room.journal import RoomJournal
+from agentpost.room.keys import make_admission
 from agentpost.room.presence import Presence
+from agentpost.room.records import from_base64
 from agentpost.room.sync import MAX_FRAME_BYTES
 from agentpost.store.interface import Store
-from agentpost.testing import FakeClock, MemoryStore
-from tests.room.building import EDGE, SEED, a_cursor, a_hub, a_node, a_populated_room, a_room, bring, signed, visible
+from agentpost.testing import FakeClock, MemoryStore, SeededChance
+from tests.auth.building import an_identity
+from tests.room.building import (
+    EDGE,
+    OTHER_SEED,
+    SEED,
+    a_cursor,
+    a_hub,
+    a_node,
+    a_populated_room,
+    a_room,
+    bring,
+    signed,
+    visible,
+)
 from tests.store.building import open_sqlite
 
 
@@ -196,3 +213,81 @@ def test_a_month_of_fifty_nodes_stays_small() -> None:
     room.receive(content, peer="node-0", is_sync=True, max_bytes=MAX_FRAME_BYTES)
     assert len(room.records("agents")) == 500
     assert len(room.records("nodes")) == 50
+
+
+class _Admitted:
+    """A seed that another one vouched for, with a store that outlives its room."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._other = an_identity(2)
+        self.identity = an_identity(1)
+        self.admission = make_admission(
+            by=OTHER_SEED,
+            signing=self._other.signing,
+            node_id=SEED,
+            public_key=from_base64(self.identity.signing_public),
+            tier=NodeTier.BACKBONE,
+            at_ms=0,
+        )
+
+    async def lose_room(self) -> None:
+        """Be in a room, with the word of the other one, and then without any room."""
+        host = await self.start(seed=1)
+        host.register(status=NodeStatus.ONLINE, admission=self.admission)
+        await host.stop()
+        await self._store.compact_room(a_room(SEED).update_since())
+
+    async def start(self, *, seed: int, has_pinned: bool = True, tier: NodeTier = NodeTier.BACKBONE) -> RoomHost:
+        host = RoomHost(self._store, self.identity, tier=tier, clock=FakeClock(), chance=SeededChance(seed))
+        if has_pinned:
+            self.pin_other(host)
+        await host.start()
+        return host
+
+    def pin_other(self, host: RoomHost) -> None:
+        host.room.keys.pin(OTHER_SEED, from_base64(self._other.signing_public), is_backbone=True)
+
+
+def _admission_in(host: RoomHost) -> object:
+    record = host.room.record("nodes", SEED)
+    assert record is not None
+    return record.get("admission")
+
+
+@pytest.mark.req("ROOM-5")
+async def test_a_node_that_lost_its_room_still_has_the_word_for_its_key(store: Store) -> None:
+    """It is kept beside the room, so that nodes that never met this one let it in again."""
+    node = _Admitted(store)
+    await node.lose_room()
+    host = await node.start(seed=2)
+    assert _admission_in(host) == node.admission
+    await host.stop()
+
+
+@pytest.mark.req("ROOM-5")
+async def test_a_word_counts_again_when_it_is_known_whose_it_is(store: Store) -> None:
+    """A node that knew the one who vouched for it from the room alone says so once it hears of that one again."""
+    node = _Admitted(store)
+    await node.lose_room()
+    host = await node.start(seed=2, has_pinned=False)
+    assert _admission_in(host) is None
+    node.pin_other(host)
+    is_said = asyncio.Event()
+    host.room.subscribe(lambda *_: is_said.set() if _admission_in(host) == node.admission else None)
+    host.room.write("agents", "architect", {"ownerNodeId": SEED})
+    await asyncio.wait_for(is_said.wait(), timeout=10)
+    await host.stop()
+
+
+@pytest.mark.req("ROOM-5", "AUTH-7")
+@pytest.mark.parametrize("what", ["key", "tier"])
+async def test_a_word_for_another_key_or_tier_is_not_used(store: Store, what: str) -> None:
+    """Nobody vouched for a key that was made anew, nor for a node that calls itself something else."""
+    node = _Admitted(store)
+    await node.lose_room()
+    if what == "key":
+        node.identity = an_identity(3)
+    host = await node.start(seed=2, tier=NodeTier.EDGE if what == "tier" else NodeTier.BACKBONE)
+    assert _admission_in(host) is None
+    await host.stop()

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from agentpost.protocol.errors import Refusal
@@ -21,7 +22,7 @@ from agentpost.room.records import from_base64, is_removed, to_base64
 from agentpost.room.sync import RoomHub
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
-from agentpost.store.values import Invite, KnownNode
+from agentpost.store.values import Invite, KnownNode, Note
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
@@ -33,6 +34,9 @@ PROTOCOL_VERSION: Final = "1.0"
 _BEAT_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 5.0
 _MOST_FORMER_KEYS: Final = 16
+# Where the word that others gave for this node's key is kept beside the room.
+_COLLECTION: Final = "room"
+_ADMISSION: Final = "admission"
 
 
 class RoomHost:
@@ -54,6 +58,8 @@ class RoomHost:
             pinned={node.node_id: from_base64(node.signing_public or "") for node in known},
             backbone=[node.node_id for node in known if node.tier is NodeTier.BACKBONE],
         )
+        kept = store.note(_COLLECTION, _ADMISSION)
+        self._admission: dict[str, Any] | None = None if kept is None else msgspec.json.decode(kept.value or b"null")
         self._noted = asyncio.Event()
         self._journal = RoomJournal(self.room, store, on_note=self._noted.set)
         awareness = Awareness(
@@ -71,7 +77,7 @@ class RoomHost:
         for ignored in self._journal.load():
             _log.warning("the stored room has something that is passed over: %s: %s", ignored.where, ignored.reason)
         self.register(status=NodeStatus.ONLINE)
-        await self._journal.flush()
+        await self._flush()
         self.hub.beat()
         self._tasks.spawn(self._beat(), name="heartbeat")
         self._tasks.spawn(self._keep(), name="journal")
@@ -87,7 +93,7 @@ class RoomHost:
             "sealingKey": self._identity.sealing_public,
             "endpointWs": self._endpoint or present.get("endpointWs"),
             "outbox": f"pipe:{self.room.node_id}:out",
-            "admission": admission or present.get("admission"),
+            "admission": admission or present.get("admission") or self._kept_admission(),
         }
         self.room.write("nodes", self.room.node_id, said)
 
@@ -167,7 +173,31 @@ class RoomHost:
         self.register(status=NodeStatus.OFFLINE)
         self.hub.farewell()
         await self._tasks.close()
+        await self._flush()
+
+    def _kept_admission(self) -> dict[str, Any] | None:
+        """The word for this node that stood in a room that is lost, once it is known here whose word that is.
+
+        Said without it, the record could win over the one that others still have, and whoever has not pinned the key
+        would let this node in no more.
+        """
+        kept, keys = self._admission, self.room.keys
+        if kept is None or keys.is_revoked(kept["by"]):
+            return None
+        is_mine = (kept["publicKey"], kept["tier"]) == (self._identity.signing_public, self._tier.value)
+        return kept if is_mine and keys.is_vouched_now(self.room.node_id, kept) else None
+
+    def _own_admission(self) -> dict[str, Any] | None:
+        return (self.room.record("nodes", self.room.node_id) or {}).get("admission")
+
+    async def _flush(self) -> None:
+        """Make the room durable, and beside it what has to outlive the room."""
         await self._journal.flush()
+        admission = self._own_admission()
+        if admission is not None and admission != self._admission:
+            value, at_ms = msgspec.json.encode(admission), self._clock.now_ms()
+            await self._store.put_notes([Note(collection=_COLLECTION, key=_ADMISSION, value=value, at_ms=at_ms)])
+            self._admission = admission
 
     def _former_keys(self, node: KnownNode) -> list[str]:
         """The keys that the room has known the node by, without the one it has now."""
@@ -184,8 +214,11 @@ class RoomHost:
         while True:
             await self._noted.wait()
             self._noted.clear()
+            if self._own_admission() is None and self._kept_admission() is not None:
+                # The room has come back from others.
+                self.register(status=NodeStatus.ONLINE)
             try:
-                await self._journal.flush()
+                await self._flush()
             except Refusal as refusal:
                 _log.error("the room could not be stored: %s", refusal.message)
                 await asyncio.sleep(_RETRY_SECONDS)
