@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,15 +29,31 @@ print("open", flush=True)
 sys.stdin.read()
 """
 
+# What a gateway is that starts a program, between the fork and the exec.
+FORKING_HOLDER = """
+import os, sys, time
+from pathlib import Path
+from agentpost.store.home import Home
+
+home = Home(Path(sys.argv[1]))
+home.prepare()
+home.lock()
+if not os.fork():
+    sys.stdin.readline()
+    os._exit(0)
+print("open", flush=True)
+time.sleep(60)
+"""
+
 
 def close(store: SqliteStore) -> None:
     asyncio.run(store.close())
 
 
 @contextmanager
-def another_process_holds(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def another_process_holds(home: Path, code: str = HOLDER) -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(home)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, str(home)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         try:
             assert process.stdout is not None
@@ -79,6 +96,21 @@ def test_a_killed_process_leaves_its_home_open_to_the_next(home: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         close(open_sqlite(home))
+
+
+def test_a_gateway_that_died_while_it_started_a_program_leaves_its_home_to_the_next(home: Path) -> None:
+    """The lock lives a moment longer in what it had begun to start: whoever comes then waits for that moment."""
+    with another_process_holds(home, FORKING_HOLDER) as process:
+        process.kill()
+        process.wait()
+        with ThreadPoolExecutor() as elsewhere:
+            opening = elsewhere.submit(open_sqlite, home)
+            with pytest.raises(TimeoutError):
+                opening.result(timeout=0.3)
+            assert process.stdin is not None
+            process.stdin.write(b"now\n")
+            process.stdin.flush()
+            close(opening.result(timeout=10))
 
 
 def test_a_failed_opening_lets_go_of_the_home(home: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ _LOCK: Final = "gateway.lock"
 _KEYS: Final = "keys"
 _OPERATOR_SOCKET: Final = "operator.sock"
 _MAILBOX: Final = "mailbox.db"
+# How long a gateway that is gone may seem to have the home.
+_HEIR_SECONDS: Final = 5.0
 
 
 class Home:
@@ -59,14 +62,14 @@ class Home:
     def lock(self) -> None:
         """Claim the home for this process, until `unlock` or the end of the process, however it ends."""
         fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        give_up_at = time.monotonic() + _HEIR_SECONDS
+        while not _is_locked(fd):
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            raise Refusal(
-                Code.HOME_IN_USE, f"the home {self.path} is in use by process {holder or 'unknown'}"
-            ) from None
+            if not _is_gone(holder) or time.monotonic() > give_up_at:
+                os.close(fd)
+                raise Refusal(Code.HOME_IN_USE, f"the home {self.path} is in use by process {holder or 'unknown'}")
+            # It was killed while it started a program, which has the lock as well until it is that program.
+            time.sleep(0.01)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
@@ -75,6 +78,25 @@ class Home:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_gone(process_id: str) -> bool:
+    """Whether there is certainly no such process any more."""
+    try:
+        os.kill(int(process_id), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OverflowError, PermissionError):
+        return False
+    return False
 
 
 def write_private(path: Path, content: bytes) -> None:
