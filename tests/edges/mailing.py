@@ -65,6 +65,9 @@ class Machine:
     def states(self, event_id: str) -> list[str]:
         return [each["state"] for each in self.get(f"/ansible/messages/{event_id}")["deliveries"]]
 
+    def attempts(self, event_id: str) -> int:
+        return max(each["attempts"] for each in self.get(f"/ansible/messages/{event_id}")["deliveries"])
+
     def knows(self, agent_id: str) -> bool:
         return any(agent["agentId"] == agent_id for agent in self.get("/ansible/directory"))
 

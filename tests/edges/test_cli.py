@@ -140,6 +140,7 @@ def test_a_file_that_is_not_a_database_is_refused_in_words(tmp_path: Path) -> No
     assert "Traceback" not in shown.stderr
 
 
+@pytest.mark.waits
 @pytest.mark.req("PIPE-3", "RTY-6")
 def test_the_demo_keeps_its_promises() -> None:
     """The demo kills a real process and finds everything that was acknowledged."""
@@ -165,6 +166,7 @@ def test_bench_prints_metrics_that_a_program_can_read() -> None:
     assert all(ratio > 0 for ratio in ratios)
 
 
+@pytest.mark.waits
 def test_a_small_crowd_delivers_everything_and_an_idle_mesh_is_measured() -> None:
     """The benches with many gateways start them, join them, measure, and leave no process behind."""
     small = ("--gateways", "2", "--seconds", "1", "-o", "json")

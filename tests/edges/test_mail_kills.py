@@ -16,6 +16,7 @@ ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 KILLS = 50
 
 
+@pytest.mark.waits
 @pytest.mark.req("PIPE-3", "CUR-2", "RTY-3", "ACK-2", "OPS-3")
 @pytest.mark.parametrize("part", range(ROUNDS))
 def test_killing_gateways_at_random_loses_nothing_and_repeats_nothing(tmp_path: Path, part: int) -> None:

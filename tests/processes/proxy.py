@@ -145,16 +145,16 @@ class _Connection:
         self, direction: str, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event
     ) -> None:
         """Read on, whatever becomes of it: a sender does not feel that the link is bad."""
-        waiting: asyncio.Queue[bytes] = asyncio.Queue()
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         splitter = _Splitter(self)
         async with asyncio.TaskGroup() as tasks:
             writing = tasks.create_task(self._write(target, waiting, gate))
             with contextlib.suppress(OSError):
                 while chunk := await source.read(65536):
                     for piece in self._pieces(direction, splitter, chunk):
-                        waiting.put_nowait(piece)
+                        waiting.put_nowait((self._due(), piece))
             # The end of a connection travels like everything else: held, and unseen on one that was abandoned.
-            waiting.put_nowait(b"")
+            waiting.put_nowait((self._due(), b""))
             await writing
 
     def _pieces(self, direction: str, splitter: "_Splitter", chunk: bytes) -> Iterator[bytes]:
@@ -162,12 +162,17 @@ class _Connection:
         for raw, payload in splitter.split(direction, chunk):
             yield from [raw] if meddle is None or payload is None else meddle(direction, decode_frame(payload), raw)
 
-    async def _write(self, target: asyncio.StreamWriter, waiting: "asyncio.Queue[bytes]", gate: asyncio.Event) -> None:
+    def _due(self) -> float:
+        """When what came just now is to arrive. A long way takes time; as much as before travels on it at once."""
+        return asyncio.get_running_loop().time() + self._proxy.delay_seconds
+
+    async def _write(
+        self, target: asyncio.StreamWriter, waiting: "asyncio.Queue[tuple[float, bytes]]", gate: asyncio.Event
+    ) -> None:
         while True:
-            piece = await waiting.get()
+            due_at, piece = await waiting.get()
             await gate.wait()
-            if self._proxy.delay_seconds:
-                await asyncio.sleep(self._proxy.delay_seconds)
+            await asyncio.sleep(max(0.0, due_at - asyncio.get_running_loop().time()))
             if self.is_abandoned:
                 if piece:
                     continue

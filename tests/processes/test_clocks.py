@@ -8,6 +8,8 @@ import pytest
 
 from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 
+pytestmark = pytest.mark.waits
+
 HOUR_MS = 3_600_000
 IN_LONG = pytest.mark.skipif("AGENTPOST_TEST_ROUNDS" not in os.environ, reason="`make test-long` runs it")
 # Fails the first time it is asked for something, and counts from then on.

@@ -10,6 +10,8 @@ from agentpost.protocol.errors import Refusal
 from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 from tests.processes.proxy import UP
 
+pytestmark = pytest.mark.waits
+
 
 class Failover:
     """`builder` lives at the owner, and the stand-in has been named for it; both count. The sender is a laptop."""

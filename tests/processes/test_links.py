@@ -12,6 +12,8 @@ from agentpost.delivery.frames import Events, Frame
 from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 from tests.processes.proxy import DOWN, UP, Meddle
 
+pytestmark = pytest.mark.waits
+
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 IN_LONG = pytest.mark.skipif(ROUNDS == 1, reason="`make test-long` runs it")
 # How long a half-open link may go unnoticed at most, dialling anew included, with the waits that people have.
@@ -143,11 +145,13 @@ def repeat_and_swap(chance: random.Random, seen: dict[str, int]) -> Meddle:
 @pytest.mark.req("RTY-3")
 def test_a_slow_link_is_only_slow(post: Post) -> None:
     """On a link where every answer takes longer than the sender's patience, resends are recognised as such."""
-    post.lab.proxy.delay_seconds = 0.4
+    # The sender is patient for two seconds (`machines._WAITS`); a ping may be under way for four.
+    post.lab.proxy.delay_seconds = 1.2
     sent = post.send(*(f"slow {number}" for number in range(5)))
     eventually(lambda: set(sent) <= set(post.lab.counted()))
     post.heal()
     post.all_came_once_and_in_order(sent)
+    assert any(post.sender.attempts(each) > 1 for each in sent), "nothing was sent again"
 
 
 @pytest.mark.req("CUR-1", "RTY-3")

@@ -13,6 +13,8 @@ from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_
 from tests.processes.proxy import DOWN, UP
 from tests.processes.test_links import Post, repeat_and_swap
 
+pytestmark = pytest.mark.waits
+
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 
+pytestmark = pytest.mark.waits
+
 ROUNDS = int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 # Twice as long as silence has to last here before a link is given up.
 PAUSE_SECONDS = 10

@@ -10,6 +10,8 @@ from tests.edges.running import running_gateway
 from tests.processes.machines import eventually
 from tests.processes.namespaces import Switch, a_switch, why_not
 
+pytestmark = pytest.mark.waits
+
 REASON = why_not()
 
 

@@ -11,6 +11,8 @@ from tests.edges.meshing import invite, statuses
 from tests.edges.running import RunningGateway, running_gateway
 from tests.processes.machines import eventually
 
+pytestmark = pytest.mark.waits
+
 NODES = {"vps-jane": "backbone", "hub-jane": "backbone", "mbp-jane": "edge"}
 WORK = """
 [work]

@@ -1,7 +1,11 @@
 """Every command of the quick starts is run as it stands there, and shows what the page says."""
 
+import pytest
+
 from tests.quickstarts.machines import machines
 from tests.quickstarts.pages import steps_of
+
+pytestmark = pytest.mark.waits
 
 
 def test_the_mesh_of_the_quick_start_comes_up() -> None:
