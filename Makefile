@@ -1,9 +1,10 @@
 # A fresh machine needs Python >= 3.11, git and make: every target sets up what it uses.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long check format bench conformance docs lock clean
+.PHONY: help demo test test-long mesh-tests spark-tests check format bench conformance docs lock clean
 
-PYTHON ?= python3
+# A distribution's Python is built with optimisations, one of a version manager mostly is not, and takes a fifth longer.
+PYTHON ?= $(shell /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo /usr/bin/python3 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 # The tests start hundreds of processes, and one that finds everything compiled starts in a third of the time.
@@ -15,8 +16,8 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
 # a power cut is shown with a disk that the tests make up (tests/faults/disk.py), and memory outlives a kill.
 IN_MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 2>/dev/null && echo /dev/shm)
 test test-long: export TMPDIR := $(or $(IN_MEMORY),$(TMPDIR))
-# All tests that need Spark share a session, hence a process.
-PYTEST_SPARK = $(BIN)/pytest tests/pipeline
+# All tests that need Spark share a session, hence a process. What failed is remembered for the others only.
+PYTEST_SPARK = $(BIN)/pytest -p no:cacheprovider tests/pipeline
 # What takes minutes is for test-long.
 QUICK = -m "not long"
 # Several meshes of processes share the cores, and one of them may come too late for a test. What failed so is run once
@@ -31,9 +32,10 @@ help: ## show this list
 .tools/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentpost needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "fetching uv into .tools"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --target .tools uv \
-	  || { $(PYTHON) -m venv .tools/venv && .tools/venv/bin/pip install --quiet --target .tools uv; } \
-	  || { echo "$(PYTHON) has neither pip nor venv: install python3-pip, or uv, and run make again"; exit 1; }
+	@for python in $(PYTHON) python3; do \
+	  $$python -m pip install --quiet --disable-pip-version-check --target .tools uv && exit; \
+	  $$python -m venv .tools/venv && .tools/venv/bin/pip install --quiet --target .tools uv && exit; \
+	done; echo "$(PYTHON) has neither pip nor venv: install python3-pip, or uv, and run make again"; exit 1
 
 $(VENV)/.gateway: requirements/gateway.txt pyproject.toml | $(filter .tools/%,$(UV))
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
@@ -76,13 +78,21 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
 
-test: check .tools/yjs/.ready .tools/mcp/.ready ## everything that must be green, `check` included
-	@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
-	@$(PYTEST_SPARK) $(QUICK)
+# The three go side by side: none of them keeps two cores busy all the time. What the tests of the mesh say is shown as it
+# comes (hence the +), what the other two say when each is over.
+test: .tools/yjs/.ready .tools/mcp/.ready ## everything that must be green, `check` included
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check spark-tests mesh-tests
 
+test-long: export AGENTPOST_TEST_ROUNDS := 20
 test-long: check .tools/yjs/.ready .tools/mcp/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
-	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST) || { echo "run again, alone: what failed beside others"; AGENTPOST_TEST_ROUNDS=20 $(ALONE); }
-	@AGENTPOST_TEST_ROUNDS=20 $(PYTEST_SPARK)
+	@$(MAKE) --no-print-directory mesh-tests QUICK=
+	@$(MAKE) --no-print-directory spark-tests QUICK=
+
+mesh-tests:
+	+@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
+
+spark-tests:
+	@$(PYTEST_SPARK) $(QUICK)
 
 format: $(VENV)/.dev ## let ruff tidy the code
 	@$(BIN)/ruff check --fix .

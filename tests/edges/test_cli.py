@@ -140,7 +140,8 @@ def test_a_file_that_is_not_a_database_is_refused_in_words(tmp_path: Path) -> No
     assert "Traceback" not in shown.stderr
 
 
-@pytest.mark.waits
+# `.ci/run` runs the whole of it anyway.
+@pytest.mark.long
 @pytest.mark.req("PIPE-3", "RTY-6")
 def test_the_demo_keeps_its_promises() -> None:
     """The demo kills a real process and finds everything that was acknowledged."""

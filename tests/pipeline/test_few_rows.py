@@ -76,8 +76,15 @@ def test_few_rows_and_many_make_the_same_tables(
 
 
 @pytest.mark.req("OBS-4")
-@pytest.mark.parametrize("few_events", [0, 2000])
-@pytest.mark.parametrize("maker", ["workers", "spark"])
+@pytest.mark.parametrize(
+    ("maker", "few_events"),
+    [
+        ("workers", 2000),
+        ("spark", 0),
+        pytest.param("workers", 0, marks=pytest.mark.long),
+        pytest.param("spark", 2000, marks=pytest.mark.long),
+    ],
+)
 def test_what_comes_in_steps_makes_the_same_tables(
     lake: Path, spark: "SparkSession", maker: str, few_events: int
 ) -> None:

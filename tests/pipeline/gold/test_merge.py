@@ -38,7 +38,7 @@ def content(frame: "DataFrame") -> set[tuple[object, ...]]:
     return set(found)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.req("OBS-4")
 def test_partials_merge_in_any_order_and_grouping(spark: "SparkSession", seed: int) -> None:
     """Events split into batches at random, merged in a random order and in steps, give what one batch gives."""
