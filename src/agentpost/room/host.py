@@ -214,10 +214,10 @@ class RoomHost:
         while True:
             await self._noted.wait()
             self._noted.clear()
-            if self._own_admission() is None and self._kept_admission() is not None:
-                # The room has come back from others.
-                self.register(status=NodeStatus.ONLINE)
             try:
+                if self._own_admission() is None and self._kept_admission() is not None:
+                    # The room has come back from others.
+                    self.register(status=NodeStatus.ONLINE)
                 await self._flush()
             except Refusal as refusal:
                 _log.error("the room could not be stored: %s", refusal.message)
