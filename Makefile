@@ -78,10 +78,9 @@ check: $(VENV)/.dev ## ruff, pyright and the import rules
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
 
-# The three go side by side: none of them keeps two cores busy all the time. What the tests of the mesh say is shown as it
-# comes (hence the +), what the other two say when each is over.
+# The three go side by side: none of them keeps two cores busy all the time.
 test: .tools/yjs/.ready .tools/mcp/.ready ## everything that must be green, `check` included
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check spark-tests mesh-tests
+	@$(MAKE) --no-print-directory --jobs 3 check spark-tests mesh-tests
 
 test-long: export AGENTPOST_TEST_ROUNDS := 20
 test-long: check .tools/yjs/.ready .tools/mcp/.ready ## the same with more rounds of every property and fault test: 1,000 kills, for one
@@ -89,10 +88,11 @@ test-long: check .tools/yjs/.ready .tools/mcp/.ready ## the same with more round
 	@$(MAKE) --no-print-directory spark-tests QUICK=
 
 mesh-tests:
-	+@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
+	@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
 
+# What they say is shown when they are over, in one piece.
 spark-tests:
-	@$(PYTEST_SPARK) $(QUICK)
+	@said=$$($(PYTEST_SPARK) $(QUICK) 2>&1); code=$$?; echo "$$said"; exit $$code
 
 format: $(VENV)/.dev ## let ruff tidy the code
 	@$(BIN)/ruff check --fix .
