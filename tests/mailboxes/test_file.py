@@ -5,6 +5,7 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
 from agentpost.mailbox.book import Book
@@ -185,3 +186,17 @@ async def test_a_blocking_mailbox_behaves_the_same(tmp_path: Path, clock: FakeCl
     with pytest.raises(Refusal) as refused:
         await blocking.peek("bob")
     assert refused.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.req("MBX-9")
+async def test_a_file_that_somebody_makes_just_now_is_opened_when_it_is_made(tmp_path: Path) -> None:
+    """SQLite lets nobody wait who makes a new file at the same time as another; whoever opens a mailbox waits."""
+    path = tmp_path / "mail.db"
+    with closing(apsw.Connection(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.ensure_future(asyncio.to_thread(FileMailbox.open, path))
+        done, _ = await asyncio.wait([opening], timeout=0.3)
+        assert not done
+        other.execute("ROLLBACK")
+        async with await opening as mailbox:
+            assert (await mailbox.enqueue(message("m1"))).queued

@@ -42,8 +42,8 @@ def test_sixteen_processes_share_a_file(tmp_path: Path) -> None:
     running = [start("write-and-take", path, number) for number in range(PROCESSES)]
     said: list[tuple[str, str]] = []
     for process in running:
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
+        output, complaint = process.communicate(timeout=120)
+        assert process.returncode == 0, complaint
         said += lines_of(output)
     took = sorted(msg_id for what, msg_id in said if what == "took")
     own = [f"p{number}-{n}" for number in range(PROCESSES) for n in range(MESSAGES_EACH)]

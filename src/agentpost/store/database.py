@@ -8,6 +8,7 @@ failed one cannot (`Refusal` with `storage_failed`).
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import os
+import time
 from array import array
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ __all__ = ["ConstraintViolated", "Database", "FileKind", "Row", "check_sqlite_ve
 # Before 3.51.3 a WAL reset could corrupt the database.
 _OLDEST_SQLITE: Final = (3, 51, 3)
 _BUSY_TIMEOUT_MS: Final = 5_000
+_RETRY_SECONDS: Final = 0.005
 _LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
 _SHARED_CHECKPOINT_PAGES: Final = 2_000
 
@@ -117,12 +119,24 @@ class Database:
                 raise Refusal(
                     Code.STORAGE_CORRUPT, f"{path} is a database of another program, not {self._kind.value[1]}"
                 )
-            if connection.pragma("journal_mode", "wal") != "wal":
+            if self._journal_mode(busy_timeout_ms) != "wal":
                 raise Refusal(Code.UNAVAILABLE, f"{path} is on a file system that cannot hold a WAL database")
             connection.pragma("synchronous", synchronous)
             connection.pragma("journal_size_limit", _LOG_BYTES_KEPT)
             # The writer checkpoints by itself, where it can see a failing disk; SQLite's own hook would swallow that.
             connection.wal_autocheckpoint(0)
+
+    def _journal_mode(self, busy_timeout_ms: int) -> str:
+        """Have a log, as from now on; gives what the file has."""
+        give_up_at = time.monotonic() + busy_timeout_ms / 1000
+        while True:
+            try:
+                return self._connection.pragma("journal_mode", "wal")
+            except apsw.BusyError:
+                # Two that make a new file so at the same time would wait for each other: SQLite lets neither wait.
+                if time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_RETRY_SECONDS)
 
     def _is_ours_or_new(self) -> bool:
         # In this order: another process may be filling the file, and writes its id with the tables.
