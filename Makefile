@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, and one that finds everything compiled starts in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of whole gateways wait more than they work, so more of them than there are cores run side by side.
-WORKERS ?= 4
+WORKERS ?= 6
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
 # Tests write to memory where there is room for it (4 GB), so that they do not wait for each other's syncs. What outlives
 # a power cut is shown with a disk that the tests make up (tests/faults/disk.py), and memory outlives a kill.
