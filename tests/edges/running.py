@@ -52,8 +52,7 @@ class RunningGateway:
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; gives the exit code."""
-        if self.process.poll() is None:
-            os.kill(self.process.pid, how)
+        self.process.send_signal(how)
         return self.process.wait(TIMEOUT_SECONDS)
 
 

@@ -1,6 +1,7 @@
 """Start programs from the warm process, and be told what became of them."""
 
 import atexit
+import contextlib
 import functools
 import os
 import selectors
@@ -47,7 +48,9 @@ class WarmProcess:
 
     def send_signal(self, which: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, which)
+            # It is the warm process that hears of its end first.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, which)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
