@@ -232,6 +232,9 @@ class FixedRoom:
     def is_backbone(self, node_id: str) -> bool:
         return self._known(node_id) is not None and self._nodes[node_id].tier is NodeTier.BACKBONE
 
+    def is_revoked(self, node_id: str) -> bool:
+        return node_id in self._revoked
+
     def last_seen_ms(self, node_id: str) -> int | None:
         return None if node_id not in self._nodes else self._silent_since_ms.get(node_id, self._clock.now_ms())
 

@@ -1,6 +1,7 @@
 """Dispatch: each event reaches its agent once, in order, whatever happens in between."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.backoff import RetryPolicy
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.store.values import Outcome
@@ -416,3 +418,27 @@ async def test_content_that_is_still_on_its_way_spends_no_attempt(gateway: Gatew
     gateway.wakeups.inbox_grew("ada")
     await gateway.settled(event)
     assert [(engagement.content.body, engagement.attempt) for engagement in ada.engaged] == [("large", 1)]
+
+
+@pytest.mark.req("RTY-4")
+async def test_a_large_reply_waits_for_room_on_the_disk(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small writes still fit, the payload of the reply does not: the agent is not run again, and its answer is kept."""
+    monkeypatch.setattr("agentpost.delivery.worker._WRITE_AGAIN_SECONDS", 0.001)
+    ada = Scripted(lambda _: replied("x" * 600_000))
+    await gateway.hire("ada", ada)
+    put_chunk, refused = gateway.store.put_chunk, 0
+
+    async def full_at_first(*args: Any) -> None:
+        nonlocal refused
+        refused += 1
+        if refused <= 5:
+            raise Refusal(Code.STORAGE_FULL, "the disk is full")
+        await put_chunk(*args)
+
+    monkeypatch.setattr(gateway.store, "put_chunk", full_at_first)
+    gateway.start()
+    (event,) = await gateway.arrive(gateway.message(1))
+    await gateway.settled(event)
+    assert len(ada.engaged) == 1
+    assert len(gateway.replies(event)) == 1
+    assert gateway.store.incidents() == []

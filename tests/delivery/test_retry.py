@@ -17,16 +17,17 @@ from agentpost.delivery.ports import Content
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.publish import SendRequest
 from agentpost.protocol.backoff import RetryPolicy
-from agentpost.protocol.codec import decode_event
+from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import DeadLetterEvent, Event, MessageEvent, SignalEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
-from agentpost.protocol.snapshot import Failover, NodeTier
+from agentpost.protocol.payloads import AckType
+from agentpost.protocol.snapshot import Failover
 from agentpost.store.interface import Store
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import Appended, KnownNode
-from agentpost.testing import START_MS, MemoryStore
+from agentpost.store.values import Appended
+from agentpost.testing import START_MS, MemoryStore, a_reply, an_ack
 from tests.delivery.timing import NODE, OTHER, PEER, Desk
 
 QUICK = RetryPolicy(base_seconds=5, factor=2, max_delay_seconds=10, max_attempts=3)
@@ -302,19 +303,92 @@ async def test_at_least_once_lets_a_stand_in_take_over(desk: Desk) -> None:
     assert desk.delivery(event).route_decision == "fallback"
 
 
+@pytest.mark.req("ROUTE-2", "ENV-8")
+@pytest.mark.parametrize(("failover", "found"), [(Failover.AT_LEAST_ONCE, 1), (Failover.WAIT, 0)])
+async def test_a_stand_in_that_was_asked_first_may_answer(desk: Desk, failover: Failover, found: int) -> None:
+    """Where twice is no harm the owner may be asked after its stand-in, and both may answer. Elsewhere one lies."""
+    desk.room.add_fallback("bob", OTHER, failover=Failover.AT_LEAST_ONCE)
+    desk.room.set_offline(PEER)
+    request = SendRequest(source_agent_id="ada", to_agents=("bob",), content=Content(body="hello"))
+    await desk.publisher.send(request)
+    event = desk.outbox()[-1]
+    assert desk.delivery(event).to_node_id == OTHER
+    desk.room.set_online(PEER)
+    desk.room.set_offline(OTHER)
+    await desk.pass_time(20)
+    assert desk.delivery(event).to_node_id == PEER
+    desk.room.add_fallback("bob", OTHER, failover=failover)
+    intake = Intake(desk.store, desk.room, maker=desk.maker, clock=desk.clock, wakeups=desk.wakeups)
+    said = [
+        replace(an_ack(event, AckType.ACCEPTED, by_node_id=OTHER, seq=1), to_nodes=(NODE,)),
+        replace(a_reply(event, by_node_id=OTHER, seq=2), to_nodes=(NODE,)),
+    ]
+    raws = [encode_event(each) for each in said]
+    await intake.take(Batch(source_node_id=OTHER, epoch="x", after_seq=0, through_seq=2, chain=bytes(32), raws=raws))
+    assert len(desk.store.inbox_items("ada")) == found
+    assert ["forged_ack" in each.kind for each in desk.store.incidents()] == [True] * (1 - found)
+
+
 @pytest.mark.req("ROUTE-3")
 async def test_mail_for_a_revoked_gateway_does_not_wait_for_it(desk: Desk) -> None:
-    """A node that was revoked will never accept anything: its mail is a dead letter, and the sender hears of it."""
-    await desk.store.pin_node(
-        KnownNode(
-            node_id=PEER, signing_public="k", tier=NodeTier.EDGE, admitted_by=NODE, pinned_at_ms=desk.clock.now_ms()
-        )
-    )
+    """A node that was revoked, at whatever seed, will never accept anything: its mail is a dead letter."""
     event = await desk.send()
-    await desk.store.revoke_node(PEER, at_ms=desk.clock.now_ms())
     desk.room.revoke(PEER)
     await desk.pass_time(20)
     assert desk.delivery(event).reason == "no_route"
+
+
+@pytest.mark.req("ROUTE-3", "RTY-2")
+async def test_an_agent_that_moved_to_a_revoked_gateway_holds_back_nobody(desk: Desk) -> None:
+    """Its mail is sent to where it was until the attempts are used up, and so is that of the other recipient."""
+    desk.room.add_agent("eve", PEER)
+    request = SendRequest(source_agent_id="ada", to_agents=("bob", "eve"), content=Content(body="hello"))
+    receipt = await desk.publisher.send(request)
+    desk.room.add_agent("bob", OTHER)
+    desk.room.revoke(OTHER)
+    for _ in range(10):
+        desk.read_through[PEER] = desk.store.head().seq
+        await desk.pass_time(20)
+    found = desk.store.deliveries_of(receipt.event_id)
+    assert {each.to_agent_id: each.reason for each in found} == {"bob": "max_attempts", "eve": "max_attempts"}
+
+
+@pytest.mark.req("ROUTE-2")
+async def test_a_return_that_could_not_be_written_is_noticed_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full when the owner came back: once there is room its mail is due soon, and the incident closed."""
+    desk.room.add_fallback("bob", OTHER)
+    event = await desk.send()
+    desk.room.set_offline(PEER)
+    await desk.retrier.look_around()
+    await desk.pass_time(20)
+    assert [each.kind for each in desk.store.incidents()] == ["owner_silent"]
+    waits_until_ms = desk.delivery(event).due_at_ms or 0
+    desk.room.set_online(PEER)
+
+    async def full(_pairs_due: object) -> None:
+        raise Refusal(Code.STORAGE_FULL, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.store, "reschedule", full)
+        with pytest.raises(Refusal):
+            await desk.retrier.look_around()
+    await desk.retrier.look_around()
+    assert desk.store.incidents() == []
+    assert (desk.delivery(event).due_at_ms or 0) < waits_until_ms
+
+
+@pytest.mark.req("ROUTE-2")
+async def test_a_gateway_that_was_away_between_two_looks_is_back_all_the_same(desk: Desk) -> None:
+    """Its mail came due while it was silent, and nobody looked around then: its return closes the incident."""
+    desk.room.add_fallback("bob", OTHER)
+    await desk.send()
+    await desk.retrier.look_around()
+    desk.room.set_offline(PEER)
+    await desk.pass_time(20)
+    assert [each.kind for each in desk.store.incidents()] == ["owner_silent"]
+    desk.room.set_online(PEER)
+    await desk.retrier.look_around()
+    assert desk.store.incidents() == []
 
 
 class Racing(MemoryStore):

@@ -19,16 +19,14 @@ def room() -> FixedRoom:
     return room
 
 
-def _find(
-    room: FixedRoom, *, node: str | None = OWNER, has_passed: bool = False, is_revoked: bool = False
-) -> Whereabouts:
+def _find(room: FixedRoom, *, node: str | None = OWNER, has_passed: bool = False) -> Whereabouts:
     delivery = Delivery(event_id=an_event_id("m"), to_agent_id="bob", from_agent_id="ada", to_node_id=node)
     return locate(
         delivery,
         room=room.snapshot(),
         own_node_id=HERE,
         has_passed=has_passed,
-        is_revoked=is_revoked,
+        is_revoked=room.is_revoked,
         now_ms=START_MS,
     )
 
@@ -75,11 +73,20 @@ def test_mail_follows_an_agent_that_moved_once_the_old_gateway_has_let_it_pass(r
 def test_a_revoked_gateway_gets_nothing_any_more(room: FixedRoom) -> None:
     """Mail that a revoked node may have taken goes nowhere by itself: its sender is told, unless twice is no harm."""
     room.revoke(OWNER)
-    assert _find(room, is_revoked=True).place is Place.NOWHERE
+    assert _find(room).place is Place.NOWHERE
     room.add_agent("bob", STAND_IN)
-    assert _find(room, is_revoked=True).place is Place.NOWHERE
+    assert _find(room).place is Place.NOWHERE
     room.add_fallback("bob", STAND_IN, failover=Failover.AT_LEAST_ONCE)
-    assert _find(room, is_revoked=True).node_id == STAND_IN
+    assert _find(room).node_id == STAND_IN
+
+
+@pytest.mark.req("ROUTE-3")
+def test_mail_does_not_follow_an_agent_to_a_revoked_gateway(room: FixedRoom) -> None:
+    """Nothing can be sealed for that one: the mail stays where it was sent, and is nowhere if that is nobody."""
+    room.add_agent("bob", STAND_IN)
+    room.revoke(STAND_IN)
+    assert _find(room, has_passed=True) == Whereabouts(place=Place.THERE, node_id=OWNER)
+    assert _find(room, node=None).place is Place.NOWHERE
 
 
 @pytest.mark.req("ROUTE-3")

@@ -10,7 +10,7 @@ import pytest
 
 from agentpost.store.home import Home
 from tests.edges.mailing import Machine, three_machines
-from tests.edges.meshing import eventually
+from tests.edges.meshing import eventually, invite
 from tests.edges.running import agentpost, running_gateway
 
 Machines = tuple[Machine, Machine, Machine]
@@ -158,3 +158,30 @@ def test_a_dead_letter_is_reported_shown_sent_again_and_purged(machines: Machine
     assert agentpost("deadletters", "purge", sent, *home).stdout.strip() == "1 purged"
     assert agentpost("deadletters", "purge", "--all", *home).stdout.strip().endswith("purged")
     assert agentpost("deadletters", "list", *home).stdout.strip() == "no dead letters"
+
+
+@pytest.mark.req("ROUTE-3", "RTY-2", "ROOM-6")
+def test_mail_for_a_revoked_gateway_is_a_dead_letter_at_every_sender(tmp_path: Path) -> None:
+    """Only one seed was told to revoke it. The others hear of it in the room, and keep no mail for it."""
+    names = {"vps-jane": "backbone", "mbp-jane": "edge", "lab-jane": "edge"}
+    seed, laptop, lab = machines = [Machine(tmp_path, name, tier) for name, tier in names.items()]
+    try:
+        for machine in machines:
+            machine.home.mkdir(mode=0o700)
+            quick = "[delivery]\naccepted_ack_timeout_seconds = 1\naway_check_seconds = 1\n"
+            (machine.home / "agentpost.toml").write_text(quick)
+            machine.start()
+        for machine in (laptop, lab):
+            machine.post("/operator/join", {"url": seed.gateway.url, "token": invite(seed.gateway, machine.node)})
+        laptop.add_agent("architect")
+        seed.add_agent("chief")
+        lab.add_agent("builder")
+        eventually(lambda: laptop.knows("builder") and seed.knows("builder"))
+        lab.stop()
+        of_seed = seed.send("builder", "hello", sender="chief")["eventId"]
+        of_laptop = laptop.send("builder", "hello", sender="architect")["eventId"]
+        seed.post("/operator/revoke", {"node": "lab-jane"})
+        eventually(lambda: (seed.states(of_seed), laptop.states(of_laptop)) == (["DeadLetter"], ["DeadLetter"]))
+    finally:
+        for machine in machines:
+            machine.stop()

@@ -28,7 +28,7 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.recipients import recipients_of
-from agentpost.protocol.snapshot import RoomSnapshot
+from agentpost.protocol.snapshot import Failover, RoomSnapshot
 from agentpost.protocol.taskbook import concerns_a_task
 from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.store.interface import Store
@@ -275,14 +275,17 @@ class Intake:
         known = room.agents.get(agent_id)
         if source == self._store.node_id or (known is not None and known.owner_node_id == source):
             return False
+        rule = room.routing.get(agent_id)
         if isinstance(event, AckEvent | ReplyEvent):
             deliveries = self._store.deliveries_of(event.payload.ref_event_id)
             asked = [each.to_node_id for each in deliveries if each.to_agent_id == agent_id]
-            if asked:
-                return all(node_id not in (None, source) for node_id in asked)
+            if any(node_id in (None, source) for node_id in asked):
+                return False
+            if asked and (rule is None or rule.failover is not Failover.AT_LEAST_ONCE):
+                # Elsewhere mail leaves a gateway only if that cannot have taken it (ROUTE-2).
+                return True
         if known is None or known.owner_node_id is None:
             return False
-        rule = room.routing.get(agent_id)
         return rule is None or source not in rule.fallback_node_ids
 
     def _settled_by_ms(self, ack: AckEvent, now_ms: int) -> int:

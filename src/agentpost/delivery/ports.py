@@ -35,6 +35,10 @@ class RoomView(Protocol):
 
     def is_backbone(self, node_id: str) -> bool: ...
 
+    def is_revoked(self, node_id: str) -> bool:
+        """Whether a seed took this node out of the mesh; False for one that is only unknown."""
+        ...
+
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if nobody here knows."""
         ...

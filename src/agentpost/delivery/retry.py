@@ -134,8 +134,12 @@ class Retrier:
         """Notice gateways that came back without anybody saying so. Gives how much waited for them."""
         now_ms = self._clock.now_ms()
         live = {node_id for node_id, node in self._room.snapshot().nodes.items() if is_live(node, now_ms)}
-        back, self._live = live - self._live, live
-        return await self.node_is_back(*back) if back else 0
+        self._live &= live
+        back = live - self._live
+        count = await self.node_is_back(*back) if back else 0
+        # Only now: what a full disk did not take is made up for with the next look.
+        self._live = live
+        return count
 
     async def node_is_back(self, *node_ids: str) -> int:
         """Give what waits for these gateways the usual time to be accepted, from now on. Gives how much that was.
@@ -219,6 +223,8 @@ class Retrier:
             ):
                 match command:
                     case Wait():
+                        # Away now, whatever the last look around found: its return is news, however soon it comes.
+                        self._live.discard(delivery.to_node_id or "")
                         plan.waits.append((delivery.event_id, delivery.to_agent_id, command.due_at_ms))
                     case Move():
                         plan.changes.append(command.change)
@@ -243,8 +249,13 @@ class Retrier:
             except Refusal as refusal:
                 _log.warning("%s cannot follow its recipient yet: %s", event.event_id, refusal.message)
                 due_at_ms = self._clock.now_ms() + self._policy.away_check_seconds * 1000
-                plan.waits.extend((event.event_id, resend.changes[-1].to_agent_id, due_at_ms) for resend in resends)
-                return
+                plan.waits.extend(
+                    (event.event_id, resend.changes[-1].to_agent_id, due_at_ms) for resend in resends if resend.is_moved
+                )
+                # Those who are where they were need no other keys.
+                resends = [resend for resend in resends if not resend.is_moved]
+                if not resends:
+                    return
         to_nodes = tuple(sorted({resend.to_node_id for resend in resends}))
         plan.events.append(replace(again, to_nodes=to_nodes))
         plan.changes.extend(change for resend in resends for change in resend.changes)
@@ -305,13 +316,12 @@ class Retrier:
 
     def _locate(self, delivery: Delivery, room: RoomSnapshot, passed: Mapping[str, int], now_ms: int) -> Whereabouts:
         node_id = delivery.to_node_id
-        known = None if node_id is None else self._store.known_node(node_id)
         return locate(
             delivery,
             room=room,
             own_node_id=self._store.node_id,
             has_passed=node_id is not None and passed.get(node_id, 0) >= delivery.seq,
-            is_revoked=known is not None and known.revoked_at_ms is not None,
+            is_revoked=self._room.is_revoked,
             now_ms=now_ms,
         )
 

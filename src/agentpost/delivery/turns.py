@@ -336,7 +336,8 @@ class Turns:
         try:
             said = await self._say(event, agent_id, result)
         except Refusal as refusal:
-            if refusal.code is Code.INVALID_TRANSITION:
+            if refusal.code is Code.INVALID_TRANSITION or refusal.code in _TROUBLE:
+                # A disk without room for a large reply may have it soon: the outcome waits for that.
                 raise
             # The turn is over all the same, and running the agent again would not bring the sender back.
             error = await self._reply_refused(event, agent_id, refusal)

@@ -4,6 +4,7 @@ Mail that nobody accepted yet stays with the gateway that it was sent to, unless
 two gateways must never engage an agent with the same event (ROUTE-2).
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -33,24 +34,32 @@ class Whereabouts(Struct, frozen=True, kw_only=True):
 
 
 def locate(
-    delivery: Delivery, *, room: RoomSnapshot, own_node_id: str, has_passed: bool, is_revoked: bool, now_ms: int
+    delivery: Delivery,
+    *,
+    room: RoomSnapshot,
+    own_node_id: str,
+    has_passed: bool,
+    is_revoked: Callable[[str], bool],
+    now_ms: int,
 ) -> Whereabouts:
     """Find the recipient of a delivery that nobody has accepted.
 
-    `has_passed`: the gateway it was sent to says that it has read beyond it. `is_revoked`: that gateway is out of the
-    mesh for good.
+    `has_passed`: the gateway it was sent to says that it has read beyond it. `is_revoked`: whether a gateway is out of
+    the mesh for good.
     """
     node_id = delivery.to_node_id
+    is_out = node_id is not None and is_revoked(node_id)
     route = _route(delivery, room, now_ms)
-    if route is None or route.node_id is None:
+    if route is None or route.node_id is None or (route.node_id != node_id and is_revoked(route.node_id)):
         # ROUTE-3. An agent whose record is missing or inactive stays where it was: records come and go, mail must not.
-        if node_id is None or is_revoked:
+        # So does one whose new gateway is out: nothing can be sealed for that.
+        if node_id is None or is_out:
             return Whereabouts(place=Place.NOWHERE, node_id=None)
         return _at(node_id, room, own_node_id, now_ms)
     if node_id is None:
         return Whereabouts(place=Place.MOVED, node_id=route.node_id, decision=route.decision)
     if route.node_id == node_id or (node_id == own_node_id == route.owner_node_id):
-        return Whereabouts(place=Place.NOWHERE, node_id=None) if is_revoked else _at(node_id, room, own_node_id, now_ms)
+        return Whereabouts(place=Place.NOWHERE, node_id=None) if is_out else _at(node_id, room, own_node_id, now_ms)
 
     here = _at(node_id, room, own_node_id, now_ms)
     # A gateway that is there, has read beyond the event and accepted nothing did not take it: its ACK would have been
@@ -58,7 +67,7 @@ def locate(
     let_it_pass = has_passed and here.place is Place.THERE
     if let_it_pass or route.failover is Failover.AT_LEAST_ONCE:
         return Whereabouts(place=Place.MOVED, node_id=route.node_id, decision=route.decision)
-    if is_revoked:
+    if is_out:
         # It may have taken it, and nobody will ever hear: the sender is told, and can send it again.
         return Whereabouts(place=Place.NOWHERE, node_id=None)
     if here.place is Place.AWAY and route.decision in (Decision.OWNER, Decision.FALLBACK):

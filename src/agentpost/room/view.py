@@ -41,6 +41,9 @@ class RoomView:
     def is_backbone(self, node_id: str) -> bool:
         return self._room.keys.is_backbone(node_id) and not self._room.keys.is_revoked(node_id)
 
+    def is_revoked(self, node_id: str) -> bool:
+        return self._room.keys.is_shut_out(node_id)
+
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if it was not since the start."""
         return self._room.presence.last_seen_ms(node_id)
