@@ -18,7 +18,7 @@ from agentpost.delivery.heads import sign_head
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, StreamMark, chain_over, decode_head, next_chain
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, Head, MirrorSlice, OutboxSlice, StoredEvent, StreamSlice, Subscriber
+from agentpost.store.values import CHAIN_START, Head, OutboxSlice, StoredEvent, StreamSlice, Subscriber
 from agentpost.world import Clock
 
 __all__ = ["MAX_UNDER_WAY", "Feed", "MirrorFeed", "OutboxFeed", "SubscriberNotes", "WholeFeed", "addressed_to"]
@@ -224,7 +224,7 @@ class WholeFeed(Feed):
     def _next(self, max_bytes: int) -> Events | None:
         part = self._store.read_outbox(self._position, limit=_MAX_BATCH_EVENTS, max_bytes=max_bytes, may_lag=True)
         if not part.events:
-            return None
+            return self._end()
         first, last = part.events[0], part.events[-1]
         # A mirror that has nothing yet begins with what is left.
         is_start = self._position == 0 and first.seq > 1 and part.floor_seq == first.seq - 1
@@ -250,6 +250,24 @@ class WholeFeed(Feed):
             events=[event.raw for event in part.events],
             whole=True,
             before_chain=part.floor_chain if is_start else None,
+        )
+
+    def _end(self) -> Events | None:
+        """Says, once, that this outbox ends before what the reader has of it (CUR-6)."""
+        if self._unchecked_chain is None or self._position <= (head := self._store.head()).seq:
+            return None
+        self._position, self._may_have_more, self._room_bytes = head.seq, False, 0
+        end = OutboxHead(node_id=self.source, epoch=self._store.epoch, seq=head.seq, chain=head.chain, streams={})
+        raw, signature = sign_head(end, self._signing)
+        return Events(
+            source=self.source,
+            epoch=self._store.epoch,
+            after_seq=head.seq,
+            through_seq=head.seq,
+            head=raw,
+            signature=signature,
+            events=[],
+            whole=True,
         )
 
     def _marks(self, part: OutboxSlice) -> dict[str, StreamMark]:
@@ -282,6 +300,8 @@ class MirrorFeed(Feed):
         super().__init__(subscribe, consumer=consumer)
         self._store = store
         self._epoch = subscribe.epoch
+        # The head of what was sent last.
+        self._sent_head: bytes | None = None
 
     def _next(self, max_bytes: int) -> Events | None:
         kept = self._store.mirror_position(self.source)
@@ -290,7 +310,10 @@ class MirrorFeed(Feed):
         if self._epoch != kept.epoch:
             if self._epoch is not None:
                 self._start_over()
-            self._epoch = kept.epoch
+            self._epoch, self._sent_head = kept.epoch, None
+        if self._sent_head is not None and kept.floor_seq > self._position:
+            # Meanwhile this mirror lost what comes next, or never got it: it was pruned, or the mirror began anew.
+            self._unchecked_chain = self._signed_chain(self._sent_head)
         if self.is_whole:
             part = self._store.read_whole_mirror(self.source, self._position)
         else:
@@ -304,7 +327,8 @@ class MirrorFeed(Feed):
             self._unchecked_chain = None
         elif (had := self._unchecked_chain) is not None:
             # What the reader will do: if it does not fit, the reason is what is missing here, not what was altered.
-            self._check_fit(chain_over(had, raws) == self._signed_chain(part), kept.floor_seq)
+            self._check_fit(chain_over(had, raws) == self._signed_chain(part.head), kept.floor_seq)
+        self._sent_head = part.head
         return Events(
             source=self.source,
             epoch=part.epoch,
@@ -317,8 +341,8 @@ class MirrorFeed(Feed):
             before_chain=kept.floor_chain if is_start else None,
         )
 
-    def _signed_chain(self, part: MirrorSlice) -> bytes | None:
-        head = decode_head(part.head)
+    def _signed_chain(self, raw: bytes) -> bytes | None:
+        head = decode_head(raw)
         if self.is_whole:
             return head.chain
         mark = head.streams.get(self.consumer)

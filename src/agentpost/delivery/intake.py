@@ -158,6 +158,9 @@ class Intake:
         )
         self._wakeups.batch_taken(accepted)
         await self._report_strangers(batch.source_node_id, accepted.orphans)
+        if accepted.taken_ids:
+            # Whoever knows an id, a mirror say, could say something else under it first. The sender gets no ACK.
+            await self.report("event_id_taken", batch.source_node_id, eventId=accepted.taken_ids[0])
         if accepted.new or accepted.closed:
             # The ACKs stand in our own outbox now (PIPE-2). Agents that are quick have more to say in a moment.
             self._wakeups.outbox_grew(in_hurry=False)

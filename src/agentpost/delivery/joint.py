@@ -75,6 +75,9 @@ class JointReader:
         is_start = frame.first_chain is not None or frame.before_chain is not None
         if read_through != last_seq or is_start or not _is_epoch(frame.epoch, cursor, kept):
             return Verdict.APART
+        if frame.after_seq == frame.through_seq < last_seq:
+            # The outbox ends before what was read of it (CUR-6): the reader of the stream says so.
+            return Verdict.APART
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
         if frame.after_seq != last_seq:

@@ -30,6 +30,7 @@ from agentpost.protocol.payloads import (
     Name,
     Names,
     PayloadRef,
+    PolicyVersion,
     Reply,
     Signal,
     TaskAccept,
@@ -72,8 +73,8 @@ class Trace(Contract, frozen=True, kw_only=True):
 
     attempt: FromOne = written(1)
     route_decision: str | None = None
-    routing_policy_version: str = written("")
-    capability_policy_version: str = written("")
+    routing_policy_version: PolicyVersion = written("")
+    capability_policy_version: PolicyVersion = written("")
     engaged_by: dict[str, str] = {}  # noqa: RUF012 - msgspec gives each Struct a dict of its own
 
 

@@ -63,6 +63,8 @@ class Priority(StrEnum):
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=1000)]
 Code = Annotated[str, Meta(min_length=1, max_length=128)]
+# Copied into every answer: what is long here would make answers that are too large to be given.
+PolicyVersion = Annotated[str, Meta(max_length=128)]
 Time = Annotated[str, Meta(min_length=24, max_length=24)]
 EventIdField = Annotated[EventId, Meta(min_length=30, max_length=30)]
 TaskIdField = Annotated[TaskId, Meta(min_length=30, max_length=30)]

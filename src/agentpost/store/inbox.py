@@ -88,6 +88,7 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         orphans=tuple(orphans),
         cursor_seq=batch.through_seq,
         tasks=tuple(taken.tasks),
+        taken_ids=tuple(taken.taken_ids),
     )
 
 
@@ -95,12 +96,16 @@ def _take(tx: Transaction, batch: Acceptance, events: Sequence[Inbound]) -> "_Ta
     """Write what is new of these events into inbox and ledger; what is to be answered is appended by the caller."""
     event_ids = [inbound.event.event_id for inbound in events if inbound.acks]
     taking = _Taking(tx, batch)
-    for event_id, agent_id, place in tx.database.rows_for(SQL.known_events, event_ids):
+    for event_id, agent_id, place, source in tx.database.rows_for(SQL.known_events, event_ids):
         if agent_id is None:
             taking.in_inbox[event_id] = place
+            if source != batch.source_node_id:
+                taking.taken_ids[event_id] = None
         else:
             taking.in_ledger.add((event_id, agent_id))
     kept = [inbound for inbound in events if inbound.acks or inbound.desk is not None]
+    if taking.taken_ids:
+        kept = [inbound for inbound in kept if inbound.event.event_id not in taking.taken_ids]
     for inbound in kept:
         taking.take(inbound)
     taking.write()
@@ -118,6 +123,8 @@ class _Taking:
         self._open_rows: dict[str, list[str]] = {}
         self._closed_rows: dict[Row, list[str]] = {}
         self.in_inbox: dict[str, int] = {}
+        # Ids under which something of another node stands in the inbox.
+        self.taken_ids: dict[EventId, None] = {}
         self.in_ledger: set[tuple[str, str]] = set()
         self.new: dict[tuple[EventId, str], int] = {}
         self.closed: list[tuple[EventId, str]] = []

@@ -69,6 +69,9 @@ class MemoryInbox(MemoryOutbox):
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
         book = self._open_book(self._node_id)
         unseen = rules.unseen(batch, at)
+        taken_ids = [each.event.event_id for each in unseen if each.acks and self._is_taken(each, batch)]
+        if taken_ids:
+            unseen = tuple(each for each in unseen if each.event.event_id not in taken_ids)
         sorted_out = self._sorted_out(unseen, book, batch.at_ms)
         moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
         stored, places = self._stored(sorted_out.answers)
@@ -106,7 +109,13 @@ class MemoryInbox(MemoryOutbox):
             orphans=tuple(orphans),
             cursor_seq=batch.through_seq,
             tasks=tuple(sorted_out.tasks),
+            taken_ids=tuple(dict.fromkeys(taken_ids)),
         )
+
+    def _is_taken(self, inbound: Inbound, batch: Acceptance) -> bool:
+        """Whether something of another node stands in the inbox under the same id."""
+        place = self._inbox_places.get(inbound.event.event_id, 0) - self._inbox_floor_seq
+        return place > 0 and self._inbox[place - 1][0] != batch.source_node_id
 
     async def _keep_mirror_of(self, batch: Acceptance) -> None:
         if batch.mirror is not None:

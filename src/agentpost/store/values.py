@@ -161,7 +161,8 @@ class Accepted(Struct, frozen=True, kw_only=True):
     """What a batch changed: the (event, agent) pairs that are new here, and those that were known.
 
     `inbox_seqs` has the place of each new pair in the inbox. `closed` are new too, and settled already: the gateway
-    dealt with them. `tasks` are those that the batch changed.
+    dealt with them. `tasks` are those that the batch changed. `taken_ids` are those of events that were not taken: an
+    event of another node stands in the inbox under the same id, and one of the two lies.
     """
 
     new: tuple[tuple[EventId, str], ...]
@@ -171,6 +172,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     repeated: tuple[tuple[EventId, str], ...]
     orphans: tuple[Change, ...]
     cursor_seq: int
+    taken_ids: tuple[EventId, ...] = ()
 
 
 class LedgerState(StrEnum):

@@ -20,9 +20,9 @@ SELECT event_id, body FROM inbox WHERE event_id IN carray(?)
 
 -- name: known_events
 -- Which of these events stand in the inbox, and where, and which agents have them in the ledger.
-SELECT event_id, NULL, seq FROM inbox WHERE event_id IN carray(?1)
+SELECT event_id, NULL, seq, source_node_id FROM inbox WHERE event_id IN carray(?1)
 UNION ALL
-SELECT event_id, to_agent_id, inbox_seq FROM ledger WHERE event_id IN carray(?1)
+SELECT event_id, to_agent_id, inbox_seq, NULL FROM ledger WHERE event_id IN carray(?1)
 
 -- name: open_ledger_entries
 -- Each value is 30 characters of event id, and the place in the inbox.

@@ -1,0 +1,136 @@
+"""Links with members that lie, and with honest ones that look as if they did."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from agentpost.delivery.frames import Events, decode_frame
+from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
+from agentpost.protocol.envelope import MessageEvent, Trace
+from agentpost.protocol.ids import EventId, corr_id_of
+from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.payloads import Message
+from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.timestamps import format_ms
+from agentpost.store.values import Subscriber
+from agentpost.testing import MemoryStore, an_event_id
+from tests.delivery.linking import Node, Pipe, World, settle
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path if request.param == "sqlite" else None)
+    yield world
+    await world.close()
+
+
+def _says(node: Node, sender: str, to: str, *, event_id: EventId) -> MessageEvent:
+    """A message for an agent at node-b, as a gateway that keeps no rules would append it."""
+    return MessageEvent(
+        event_id=event_id,
+        source_node_id=node.node_id,
+        source_agent_id=sender,
+        to_nodes=("node-b",),
+        corr_id=corr_id_of(event_id),
+        created_at=format_ms(node.world.clock.now_ms()),
+        payload=Message(to_agents=(to,), body="not it"),
+    )
+
+
+@pytest.mark.req("PIPE-9", "ACK-2")
+@pytest.mark.parametrize("agent", ["bob", "bert"])
+async def test_a_mirror_that_speaks_first_under_the_id_of_another_is_noticed(world: World, agent: str) -> None:
+    """It knows the ids of what it mirrors. The sender is not told that its mail was accepted; somebody hears why."""
+    a = await world.add("node-a", "ada")
+    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob", "bert")
+    up = Pipe(a, s)
+    event_id = await a.send("bob", text="the real one")
+    await settle(up)
+    await s.store.append([_says(s, "sue", agent, event_id=event_id)])
+    down, held = Pipe(s, b), list[bytes]()
+
+    def hold(frame: bytes) -> list[bytes]:
+        found = decode_frame(frame)
+        if isinstance(found, Events) and found.source == "node-a":
+            held.append(frame)
+            return []
+        return [frame]
+
+    down.right.meddle = hold
+    await settle(up, down)
+    down.right.meddle = None
+    down.right.coming += held
+    await settle(up, down)
+    assert b.incidents() == ["event_id_taken"]
+    assert a.states(event_id) == {"bob": DeliveryState.EMITTED}
+    assert len(b.inbox("bob")) == (1 if agent == "bob" else 0)
+
+
+@pytest.mark.req("ENV-6")
+async def test_an_event_whose_answer_would_be_too_large_ends_no_link(world: World) -> None:
+    """What an answer repeats is short. Otherwise one event of one member would cut a reader off from its seed."""
+    m = await world.add("node-m", "mal")
+    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    bare = _says(m, "mal", "bob", event_id=an_event_id("large"))
+    room = MAX_EVENT_BYTES - len(encode_event(bare)) - 20
+    await m.store.append([replace(bare, trace=Trace(routing_policy_version="v" * room))])
+    up = Pipe(m, s)
+    await settle(up)
+    down = Pipe(s, b)
+    await settle(up, down)
+    assert down.right.refusal is None
+    assert b.inbox("bob") == []
+    assert [each.source_node_id for each in b.store.quarantined()] == ["node-m"]
+
+
+@pytest.mark.req("CUR-6")
+async def test_a_seed_notices_an_old_disk(world: World) -> None:
+    """A seed reads the whole outbox at once, for itself and for others. It hears of one that ends too early as well."""
+    a = await world.add("node-a", "ada")
+    b = await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    for _ in range(3):
+        await a.send("bob")
+    await settle(pipe := Pipe(a, b))
+    pipe.cut()
+    old = Node(world, "node-a", MemoryStore(node_id="node-a", epoch="epoch_1"), NodeTier.EDGE)
+    await old.send("bob")
+    await settle(Pipe(old, b))
+    assert "source_regressed" in b.incidents()
+
+
+@pytest.mark.req("PIPE-9", "CUR-3")
+async def test_a_mirror_that_lost_something_is_no_liar(world: World) -> None:
+    """Its source pruned while it was cut off, so it began anew. The reader is told of a gap, and the link stays up."""
+    a = await world.add("node-a", "ada")
+    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+
+    async def say(at: int) -> None:
+        await a.store.append([_says(a, "ada", "bob", event_id=an_event_id(f"m{at}"))])  # nobody waits for its ACK
+        a.wakeups.outbox_grew()
+
+    up, down = Pipe(a, s), Pipe(s, b)
+    await say(0)
+    await settle(up, down)
+    assert len(b.inbox("bob")) == 1
+    up.cut()
+    for at in range(1, 5):
+        await say(at)
+    world.clock.advance(400_000)  # the seed's lease is over
+    now_ms = world.clock.now_ms()
+    another = Subscriber(
+        consumer_node_id="node-x",
+        epoch="epoch_1",
+        last_seq=5,
+        updated_at_ms=now_ms,
+        lease_expires_at_ms=now_ms + 300_000,
+    )
+    await a.store.note_subscriber(another)
+    assert (await a.store.compact(now_ms=now_ms, retention_events=1)).outbox_floor_seq > 2
+    await settle(Pipe(a, s), down)
+    assert down.right.refusal is None
+    assert "stream_broken" not in b.incidents()
