@@ -466,3 +466,17 @@ async def test_an_agent_does_not_run_while_its_attempt_cannot_be_recorded(gatewa
     disk.is_full = False
     gateway.pass_time(5_000)
     await gateway.settled(event)
+
+
+@pytest.mark.req("RTY-4", "OPS-3")
+async def test_what_an_operator_released_is_found_beside_mail_that_was_answered_by_hand(gateway: Gateway) -> None:
+    """One event is unclear, another waits for its retry and is answered by hand: the first is handed over again."""
+    ada = Scripted(lambda engagement: AGAIN if engagement.content.body == "eve 2" else DONE)
+    await gateway.hire("ada", ada)
+    unclear, waits = await gateway.arrive(gateway.message(1), gateway.message(2, sender="eve"))
+    await gateway.store.engage(unclear.event_id, "ada", at_ms=gateway.clock.now_ms())
+    dispatcher = gateway.start()
+    await until(lambda: is_postponed(gateway, waits.event_id, 1))
+    await dispatcher.turns.end(waits, "ada", DONE)
+    await dispatcher.resolve(unclear.event_id, "ada", Resolution.RETRY, actor="jane")
+    await gateway.settled(unclear)

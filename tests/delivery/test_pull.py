@@ -207,3 +207,16 @@ async def test_who_waits_for_mail_gets_it_when_it_comes(gateway: Gateway) -> Non
     assert pull._waiting == {}
     with refused(Code.INVALID_FIELD):
         await pull.fetch("ada", wait_seconds=-1)
+
+
+@pytest.mark.req("RTY-4")
+async def test_mail_that_was_given_back_does_not_wait_for_a_clock_that_was_set(gateway: Gateway) -> None:
+    """The time of day goes back an hour: what was to be tried again in seconds is there in seconds."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    await pull.settle(event.event_id, "ada", AGAIN)
+    gateway.clock.step_back(3_600_000)
+    assert await pull.fetch("ada") == []
+    gateway.clock.advance(10_000)
+    assert [again.event_id for again in await pull.fetch("ada")] == [event.event_id]

@@ -133,6 +133,11 @@ class Dispatcher:
         if desk is not None:
             desk.forget(event_id)
 
+    def is_busy_with(self, event_id: EventId, agent_id: str) -> bool:
+        """Whether a turn with this is under way, perhaps under the runtime that the agent had before."""
+        desk = self._desks.get(agent_id)
+        return desk is not None and desk.is_busy_with(event_id)
+
     async def drain(self, *, timeout_seconds: float = _DRAIN_SECONDS) -> bool:
         """Take no new work and wait for what runs. False if some of it still did when the time was over."""
         self._is_open = False

@@ -97,7 +97,13 @@ class Engine:
             runtimes=runtime_of,
             task_turns=TaskTurns(store=store, room=room, moves=self.task_moves),
         )
-        self.pull = Pull(store=store, turns=self.dispatcher.turns, clock=clock, wakeups=wakeups)
+        self.pull = Pull(
+            store=store,
+            turns=self.dispatcher.turns,
+            clock=clock,
+            wakeups=wakeups,
+            is_busy_with=self.dispatcher.is_busy_with,
+        )
         self.agents = LocalAgents(
             store=store,
             directory=directory,

@@ -39,12 +39,24 @@ _FAR_OFF_MS: Final = 1 << 50
 class Pull:
     """The mail of all agents of this gateway that pull."""
 
-    def __init__(self, *, store: Store, turns: Turns, clock: Clock, wakeups: Wakeups) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        turns: Turns,
+        clock: Clock,
+        wakeups: Wakeups,
+        is_busy_with: Callable[[EventId, str], bool] = lambda _event_id, _agent_id: False,
+    ) -> None:
         self._store = store
+        # Whether a turn under the runtime that the agent had before still runs with this.
+        self._is_busy_with = is_busy_with
         self._turns = turns
         self._clock = clock
         # When each lease is over, in monotonic milliseconds.
         self._leases: dict[tuple[EventId, str], int] = {}
+        # The same for mail that was given back: its time of day in the ledger, and when that is.
+        self._retries: dict[tuple[EventId, str], tuple[int, int]] = {}
         self._taking: set[tuple[EventId, str]] = set()
         # Those who wait for mail, by agent; nobody, once the gateway stops.
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -145,6 +157,8 @@ class Pull:
         due_at_ms = self._turns.retry_at_ms(result, attempt=item.entry.attempts)
         if due_at_ms is None:
             return await self._turns.end(event, agent_id, result)
+        in_ms = due_at_ms - self._clock.now_ms()
+        self._retries[event_id, agent_id] = due_at_ms, self._clock.monotonic_ms() + in_ms
         return await self._turns.postpone(event, agent_id, due_at_ms=due_at_ms, error=result.error)
 
     async def extend(self, event_id: EventId, agent_id: str, *, seconds: float) -> int:
@@ -179,6 +193,8 @@ class Pull:
             begun = await asyncio.gather(*(self._begin(item) for item in items))
         finally:
             self._taking.difference_update(pairs)
+            for pair in pairs:
+                self._retries.pop(pair, None)
         fetched = [turn.engagement for turn in begun if isinstance(turn, Begun)]
         over_at_ms = self._clock.monotonic_ms() + _lease_ms(agent)
         self._leases.update(((each.event_id, each.to_agent_id), over_at_ms) for each in fetched)
@@ -192,13 +208,17 @@ class Pull:
         return self._turns.begin(decode_event(item.raw), entry.to_agent_id, attempts=entry.attempts, error=error)
 
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
-        if (entry.event_id, entry.to_agent_id) in self._taking:
+        pair = (entry.event_id, entry.to_agent_id)
+        if pair in self._taking or (entry.state is LedgerState.ENGAGED and self._is_busy_with(*pair)):
             return False
         return self._free_in_ms_of(entry, agent) <= 0
 
     def _free_in_ms_of(self, entry: LedgerEntry, agent: LocalAgent) -> int:
         """How long until mail can be fetched: until it is due, or until the lease of who has it is over."""
         if entry.state is not LedgerState.ENGAGED:
+            said_ms, at_ms = self._retries.get((entry.event_id, entry.to_agent_id), (None, 0))
+            if said_ms == entry.due_at_ms:
+                return at_ms - self._clock.monotonic_ms()
             return entry.due_at_ms - self._clock.now_ms()
         over_at_ms = self._leases.get((entry.event_id, entry.to_agent_id))
         if over_at_ms is not None:

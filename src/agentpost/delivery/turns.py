@@ -396,6 +396,8 @@ class Turns:
         try:
             return await self._say(event, agent_id, result)
         except Refusal as refusal:
+            if refusal.code in _TROUBLE:
+                raise
             await self._reply_refused(event, agent_id, refusal)
             return []
 

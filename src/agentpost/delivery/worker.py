@@ -125,6 +125,8 @@ class Worker:
         """An operator decided about an unclear event: if it is still open, it is mail like any other."""
         self._unclear.discard(event_id)
         self._known.discard(event_id)
+        # It stands further up. What was settled by hand is still known here, so counting alone would not find it.
+        self._read_through = 0
         self.mail_came()
 
     async def run(self) -> None:

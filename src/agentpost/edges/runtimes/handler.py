@@ -46,10 +46,15 @@ class HandlerRuntime:
                 return _as_result(await self._handler(engagement))
             async with limit:
                 return _as_result(await self._handler(engagement))
-        except Exception as error:  # noqa: BLE001 - whatever somebody's function raises is an attempt that failed
+        except asyncio.CancelledError:
+            if (turn := asyncio.current_task()) is None or turn.cancelling():
+                raise
+            # Nobody ended this turn: something that the function waited for was cancelled.
+            return answers.retry("CancelledError: what it waited for was cancelled")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever somebody's function raises is an attempt that failed
             if isinstance(error, TimeoutError) and limit is not None and limit.expired():
                 return answers.retry(f"it took longer than {self._timeout_seconds:g} s")
-            return answers.retry(f"{type(error).__name__}: {error}")
+            return answers.retry(answers.told(error))
 
     async def ask(self, event_id: EventId) -> Result | None:
         return None
@@ -75,7 +80,7 @@ def load_handler(path: str) -> Handler:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise _refused(f"cannot be loaded: {error}") from None
-    except Exception as error:  # noqa: BLE001 - importing runs somebody's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs somebody's code
         raise _refused(f"cannot be imported: {type(error).__name__}") from None
     if not (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(getattr(found, "__call__", None))):  # noqa: B004 - an object with an async __call__ is a handler too
         raise _refused("must be an async function")
