@@ -102,7 +102,7 @@ def _print(found: dict[str, Any], output: Format) -> None:
         for each in policy["intents"]
     ]
     title = f"Delegation policy {policy['version']}, by {policy['updatedBy']}"
-    print_table(escape(title), ("intent", "owner", "backup", "requires", "claim / update / escalate", "tells"), rows)
+    print_table(title, ("intent", "owner", "backup", "requires", "claim / update / escalate", "tells"), rows)
     stdout.print(policy["checksum"], highlight=False)
     acks = [(escape(each["agentId"]), escape(each["version"]), each["at"]) for each in found["acks"]]
     if acks:

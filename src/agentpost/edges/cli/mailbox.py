@@ -189,7 +189,7 @@ def peek(
         print_json([to_wire(each) for each in found])
         return
     rows = [(escape(each.msg_id), escape(each.sender), each.state.value, str(each.attempt)) for each in found]
-    print_table(f"Mailbox of {escape(session)}", ("msg_id", "from", "state", "attempt"), rows, numbers=(3,))
+    print_table(f"Mailbox of {session}", ("msg_id", "from", "state", "attempt"), rows, numbers=(3,))
 
 
 @mailbox_app.command("dead-letter", epilog="Example: [bold]agentpost mailbox dead-letter analyst --purge[/bold]")
@@ -231,7 +231,7 @@ def _show_dead(session: str, found: list[DeadLetterEntry], output: Format) -> No
         print_json([to_wire(each) for each in found])
         return
     rows = [(escape(each.msg_id), escape(each.sender), str(each.attempts), escape(each.reason)) for each in found]
-    print_table(f"Dead letters of {escape(session)}", ("msg_id", "from", "attempts", "reason"), rows, numbers=(2,))
+    print_table(f"Dead letters of {session}", ("msg_id", "from", "attempts", "reason"), rows, numbers=(2,))
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox purge analyst --yes[/bold]")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from agentpost.protocol.errors import Code, Refusal
@@ -24,8 +25,9 @@ __all__ = [
     "stdout",
 ]
 
-stdout = Console()
-stderr = Console(stderr=True)
+# Without emoji: `:smile:` in a message stays what its sender wrote.
+stdout = Console(emoji=False)
+stderr = Console(stderr=True, emoji=False)
 
 
 class Format(StrEnum):
@@ -56,7 +58,8 @@ def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()
 ) -> None:
     """A table on stdout; the columns in `numbers` are aligned to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    table = Table(title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    table.title = escape(title)
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place in numbers else "left", overflow="fold")
     for row in rows:
@@ -75,7 +78,7 @@ def ago(elapsed_ms: float) -> str:
 
 def say(text: str) -> None:
     """A line of progress, for a person who watches; not part of the result."""
-    stderr.print(f"[dim]{text}[/dim]", highlight=False)
+    stderr.print(f"[dim]{escape(text)}[/dim]", highlight=False)
 
 
 def print_error(refusal: Refusal, output: Format) -> None:
@@ -83,5 +86,5 @@ def print_error(refusal: Refusal, output: Format) -> None:
     if output is Format.JSON:
         typer.echo(msgspec.json.encode(refusal.to_wire()).decode(), err=True)
         return
-    stderr.print(f"[bold red]{refusal.code}[/bold red]: {refusal.message}", highlight=False)
-    stderr.print(f"  {refusal.hint}", highlight=False)
+    stderr.print(f"[bold red]{refusal.code}[/bold red]: {escape(refusal.message)}", highlight=False)
+    stderr.print(f"  {escape(refusal.hint)}", highlight=False)
