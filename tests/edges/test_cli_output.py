@@ -1,8 +1,9 @@
 """What the command line prints of texts that somebody else wrote."""
 
 import pytest
+from rich.text import Text
 
-from agentpost.edges.cli.output import Format, print_error, print_table, say
+from agentpost.edges.cli.output import Format, escape, plain, print_error, print_said, print_table, say
 from agentpost.protocol.errors import Code, Refusal
 
 
@@ -23,3 +24,48 @@ def test_the_name_of_an_emoji_is_printed_as_it_is(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr()
     assert ":smile:" in shown.err
     assert shown.out.count(":smile:") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x07", r"\x1b[2J\x07"),
+        ("\x7f\x80\x9b31m\x9f", r"\x7f\x80\x9b31m\x9f"),
+        ("\u202eevil\u202c \u200e\u200f\u061c\u2066\u2069", r"\u202eevil\u202c \u200e\u200f\u061c\u2066\u2069"),
+        ("over\rwritten", r"over\x0dwritten"),
+        ("\udcff", r"\udcff"),
+        ("two\nlines\tand a tab, Grüße, 你好, 🙂", "two\nlines\tand a tab, Grüße, 你好, 🙂"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown(text: str, shown: str) -> None:
+    """Escape sequences and marks of the writing direction become visible; everything else stays what it is."""
+    assert plain(text) == shown
+
+
+def test_one_line_stays_one_line() -> None:
+    """A line break in a subject cannot begin a line that looks like one of ours, nor can markup colour it."""
+    assert escape("hello\nfrom    boss\r\n") == r"hello\nfrom    boss\r\n"
+    assert Text.from_markup(escape("[red]x[/red]\x1b[0m")).plain == r"[red]x[/red]\x1b[0m"
+
+
+def test_a_body_comes_out_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Long lines stay whole, and markup, tabs, emoji names and a backslash at the end stay what they are."""
+    body = "x " * 200 + "\n[bold]not bold[/bold]\t:smile:\nC:\\"
+    print_said(body)
+    assert capsys.readouterr().out == body + "\n"
+
+
+def test_the_lines_of_an_answer_do_not_pass_for_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the name of who said it, the further lines of an answer are indented."""
+    print_said("yes\n  carol: Replied no", after="  bob: Replied")
+    print_said("", after="  dave: Accepted")
+    assert capsys.readouterr().out == "  bob: Replied yes\n      carol: Replied no\n  dave: Accepted\n"
+
+
+def test_a_table_and_an_error_show_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a title, a column or an error quotes, no control character reaches the terminal."""
+    print_table("of \x1b[31m", ("a column that is wide \x9b",), [(escape("b\nc\x1b"),)])
+    print_error(Refusal(Code.NOT_FOUND, "no \x1b]0;x\x07", hint="\u202e"), Format.TEXT)
+    shown = capsys.readouterr()
+    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(shown.out + shown.err)
+    assert r"b\nc\x1b" in shown.out

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
-from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
 
 __all__ = ["agent_app"]
@@ -92,7 +91,7 @@ def invite(
         return
     url = client.get("/operator/status")["url"]
     stdout.print(f"For {escape(agent)}, before {made['expiresAt']}:", highlight=False)
-    stdout.print(f"  gateway  {url}", highlight=False)
+    stdout.print(f"  gateway  {escape(url)}", highlight=False)
     stdout.print(f"  invite   {made['inviteToken']}", highlight=False, soft_wrap=True)
     stdout.print(f"  scopes   {' '.join(made['scopes'])}", highlight=False, soft_wrap=True)
     stdout.print("It is exchanged at /ansible/agent/auth/exchange; docs/external-agents.md shows how.", highlight=False)

@@ -4,11 +4,10 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table
 from agentpost.edges.operator_client import OperatorClient
 
 __all__ = ["register"]

@@ -3,11 +3,10 @@
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
 from agentpost.edges.operator_client import OperatorClient
 
 __all__ = ["coordination_app"]

@@ -3,11 +3,10 @@
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
@@ -72,8 +71,8 @@ def show(
             highlight=False,
         )
     content: dict[str, Any] = found.get("content") or {}
-    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False)
-    stdout.print(escape(content.get("body") or ""), highlight=False)
+    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False, soft_wrap=True)
+    print_said(content.get("body") or "")
 
 
 @deadletters_app.command(epilog="Example: [bold]agentpost deadletters resend --to builder[/bold]")

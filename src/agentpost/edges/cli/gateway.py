@@ -12,11 +12,10 @@ from typing import Annotated, Any, Final
 
 import typer
 import uvloop
-from rich.markup import escape
 
 from agentpost.config import Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption, NodeOption
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
 from agentpost.edges.garbage import spare_what_stays
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
@@ -132,7 +131,9 @@ def up(
         if output is Format.JSON:
             print_json({"node": settings.node_id, "url": url, "home": str(settings.home)})
         else:
-            stdout.print(f"[bold]{settings.node_id}[/bold] is up at {url}, home {escape(str(settings.home))}")
+            stdout.print(
+                f"[bold]{escape(settings.node_id)}[/bold] is up at {escape(url)}, home {escape(str(settings.home))}"
+            )
 
     if not uvloop.run(_run(settings, on_ready)):
         raise Refusal(Code.STORAGE_FAILED, "the gateway stopped because its disk failed; its log says how")
@@ -191,7 +192,9 @@ def _start_detached(settings: Settings, output: Format) -> None:
                 {"node": settings.node_id, "pid": process.pid, "home": str(settings.home), "phase": found["phase"]}
             )
         else:
-            stdout.print(f"[bold]{settings.node_id}[/bold] is up at {found['url']}, process {process.pid}")
+            stdout.print(
+                f"[bold]{escape(settings.node_id)}[/bold] is up at {escape(found['url'])}, process {process.pid}"
+            )
             stdout.print(f"log: {escape(str(log))}")
         return
     raise Refusal(Code.UNAVAILABLE, f"the gateway was not ready within {_WAIT_SECONDS:.0f} s", hint=f"See {log}.")
@@ -225,7 +228,7 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         print_json(found)
         return
     stdout.print(f"[bold]{escape(found['nodeId'])}[/bold] ({found['tier']}) is {found['phase']}", highlight=False)
-    stdout.print(f"  at {found['url']}", highlight=False)
+    stdout.print(f"  at {escape(found['url'])}", highlight=False)
     stdout.print(f"  up for {found['upSeconds']:,.0f} s, version {found['version']}", highlight=False)
     stdout.print(f"  outbox: seq {found['outboxSeq']:,}", highlight=False)
     stdout.print(f"  inbox: seq {found['inboxSeq']:,}, settled up to {found['inboxAckedSeq']:,}", highlight=False)

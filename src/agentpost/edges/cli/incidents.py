@@ -4,11 +4,10 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, ago, print_json, print_table, stdout
+from agentpost.edges.cli.output import Format, FormatOption, ago, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 
 __all__ = ["incidents_app"]

@@ -5,11 +5,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stderr, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stderr, stdout
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.lake.settings import LakeSettings, require_pyarrow
 from agentpost.protocol.errors import Code, Refusal
@@ -119,12 +118,12 @@ def lake_status(home: HomeOption = None, output: FormatOption = Format.TEXT) -> 
         stdout.print(f"lake: {escape(found['path'])}", highlight=False)
         rows = [
             (
-                each["nodeId"] + (" (mirror)" if each.get("isMirror") else ""),
-                each["epoch"],
+                escape(each["nodeId"]) + (" (mirror)" if each.get("isMirror") else ""),
+                escape(each["epoch"]),
                 f"{each['exportedSeq']:,}",
                 f"{each['lastSeq']:,}",
                 f"{each['lagEvents']:,}",
-                each.get("problem") or "",
+                escape(each.get("problem") or ""),
             )
             for each in found["outboxes"]
         ]
@@ -163,13 +162,13 @@ def lake_list(home: HomeOption = None, lake: LakeOption = None, output: FormatOp
         return
     rows = [
         (
-            each["nodeId"],
-            each["epoch"],
+            escape(each["nodeId"]),
+            escape(each["epoch"]),
             f"{each['segments']:,}",
             f"{each['firstSeq']:,} to {each['lastSeq']:,}",
             f"{each['sizeBytes']:,}",
             datetime.fromtimestamp(each["sealedAtUs"] / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-            ", ".join(each["sealedBy"]),
+            escape(", ".join(each["sealedBy"])),
         )
         for each in found
     ]

@@ -8,11 +8,20 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
-from agentpost.edges.cli.output import Format, FormatOption, ago, print_json, print_table, stderr, stdout
+from agentpost.edges.cli.output import (
+    Format,
+    FormatOption,
+    ago,
+    escape,
+    print_json,
+    print_said,
+    print_table,
+    stderr,
+    stdout,
+)
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
@@ -147,9 +156,10 @@ def fetch(
         content: dict[str, Any] = engagement.get("content", {})
         sender = f"{engagement['fromAgentId']}@{engagement['fromNodeId']}"
         stdout.print(f"[bold]{engagement['eventId']}[/bold] from {escape(sender)}", highlight=False)
-        for text in (content.get("subject"), content.get("body")):
-            if text:
-                stdout.print(escape(text), highlight=False)
+        if subject := content.get("subject"):
+            stdout.print(escape(subject), highlight=False, soft_wrap=True)
+        if text := content.get("body"):
+            print_said(text)
     if not fetched:
         if wait is not None:
             stderr.print(f"nothing came for {escape(name)} within {wait}", highlight=False)
@@ -173,12 +183,16 @@ def read(
         print_json(message)
         return
     line, content = message["line"], message["content"]
-    stdout.print(f"[dim]from[/dim]    {escape(line['fromAgentId'])}@{escape(line['fromNodeId'])}", highlight=False)
-    stdout.print(f"[dim]to[/dim]      {escape(line['toAgentId'])}", highlight=False)
-    stdout.print(f"[dim]sent[/dim]    {line['createdAt']}", highlight=False)
-    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False)
+    stdout.print(
+        f"[dim]from[/dim]    {escape(line['fromAgentId'])}@{escape(line['fromNodeId'])}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    stdout.print(f"[dim]to[/dim]      {escape(line['toAgentId'])}", highlight=False, soft_wrap=True)
+    stdout.print(f"[dim]sent[/dim]    {escape(line['createdAt'])}", highlight=False, soft_wrap=True)
+    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False, soft_wrap=True)
     stdout.print(f"[dim]state[/dim]   {line.get('outcome') or line['state']}\n", highlight=False)
-    stdout.print(escape(content.get("body") or ""), highlight=False)
+    print_said(content.get("body") or "")
 
 
 def reply(
@@ -265,9 +279,9 @@ def watch(
                 typer.echo(json.dumps(each))
                 continue
             to = ", ".join(each.get("toAgents", ()))
-            line = f"[dim]{each['at'][11:23]}[/dim] {each['what']:20} {escape(each.get('fromAgentId') or '')}"
+            line = f"[dim]{each['at'][11:23]}[/dim] {escape(each['what']):20} {escape(each.get('fromAgentId') or '')}"
             about = each.get("refEventId") or each["eventId"]
-            stdout.print(f"{line} → {escape(to)}  [dim]{about}[/dim]", highlight=False, soft_wrap=True)
+            stdout.print(f"{line} → {escape(to)}  [dim]{escape(about)}[/dim]", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
@@ -325,7 +339,7 @@ def _print_receipt(receipt: dict[str, Any]) -> None:
         waiting = f", {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
         stdout.print(f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False)
     for rejected in receipt["rejected"]:
-        stderr.print(f"  not to {escape(rejected['agentId'])}: {rejected['reason']}", highlight=False)
+        stderr.print(f"  not to {escape(rejected['agentId'])}: {escape(rejected['reason'])}", highlight=False)
 
 
 def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: float, output: Format) -> None:
@@ -349,7 +363,7 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
 def _print_deliveries(found: dict[str, Any]) -> None:
     for delivery in found["deliveries"]:
         said = delivery.get("answer") or delivery.get("reason") or ""
-        stdout.print(f"  {escape(delivery['toAgentId'])}: {delivery['state']} {escape(said)}", highlight=False)
+        print_said(said, after=f"  {escape(delivery['toAgentId'])}: {delivery['state']}")
 
 
 def only_agent(client: OperatorClient) -> str:

@@ -4,11 +4,10 @@ import re
 from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 
@@ -63,7 +62,7 @@ def invite(
     status: dict[str, Any] = client.get("/operator/status")
     url = status.get("publicUrl") or status["url"]
     stdout.print(f"On {escape(node)}, before {made['expiresAt']}:", highlight=False)
-    stdout.print(f"agentpost join --url {url} --token {made['token']}", highlight=False, soft_wrap=True)
+    stdout.print(f"agentpost join --url {escape(url)} --token {made['token']}", highlight=False, soft_wrap=True)
 
 
 @_invites_app.callback(invoke_without_command=True, epilog="Example: [bold]agentpost invites -o json[/bold]")

@@ -1,13 +1,14 @@
 """What a command prints: text for people, JSON for programs. Data goes to stdout, everything else to stderr."""
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as without_markup
 from rich.table import Table
 
 from agentpost.protocol.errors import Code, Refusal
@@ -16,9 +17,12 @@ __all__ = [
     "Format",
     "FormatOption",
     "ago",
+    "escape",
     "exit_code",
+    "plain",
     "print_error",
     "print_json",
+    "print_said",
     "print_table",
     "say",
     "stderr",
@@ -28,6 +32,12 @@ __all__ = [
 # Without emoji: `:smile:` in a message stays what its sender wrote.
 stdout = Console(emoji=False)
 stderr = Console(stderr=True, emoji=False)
+
+# What a terminal obeys or hides instead of showing it: control characters, marks of the writing direction, and what is
+# no character at all. A line break and a tab are text; so is a carriage return before a line break.
+_UNSEEN: Final = re.compile(
+    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class Format(StrEnum):
@@ -48,6 +58,35 @@ def exit_code(refusal: Refusal) -> int:
     return 4 if refusal.status in _REFUSED else 1
 
 
+def plain(text: str) -> str:
+    """A text that somebody else wrote, with nothing in it that a terminal obeys: ESC is shown as `\\x1b`."""
+    return _UNSEEN.sub(_visible, text)
+
+
+def escape(text: str) -> str:
+    """Such a text for one line or one cell, safe among markup. A line break is shown: it must not forge a line."""
+    return without_markup(plain(text).replace("\r", "\\r").replace("\n", "\\n"))
+
+
+def _visible(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def print_said(text: str, *, after: str = "") -> None:
+    """What somebody said, on stdout, as it was said.
+
+    `after` begins the first line. The others are indented then, so that none of them passes for such a beginning.
+    """
+    said = plain(text)
+    if after:
+        stdout.print(after, end=" " if said else "\n", highlight=False, soft_wrap=True)
+        said = said.replace("\n", "\n    ")
+    # Past the console, which breaks lines and turns tabs into spaces.
+    if said or not after:
+        typer.echo(said)
+
+
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
@@ -61,7 +100,7 @@ def print_table(
     table = Table(title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     table.title = escape(title)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place in numbers else "left", overflow="fold")
+        table.add_column(escape(column), justify="right" if place in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     stdout.print(table)

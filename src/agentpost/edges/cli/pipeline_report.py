@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
 from agentpost.edges.cli.pipeline_options import LakeOption, NowOption, WarehouseOption, now_us_of, places
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
@@ -61,7 +61,7 @@ def report(
     elif html is None:
         print_report(found, stdout)
     else:
-        stdout.print(f"the report is in {html}", highlight=False)
+        stdout.print(f"the report is in {escape(str(html))}", highlight=False)
 
 
 def feedback(

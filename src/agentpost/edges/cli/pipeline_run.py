@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import typer
-from rich.markup import escape
 
-from agentpost.edges.cli.output import Format, FormatOption, print_json, print_table, say, stderr, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, say, stderr, stdout
 from agentpost.edges.cli.pipeline_options import (
     LakeOption,
     MasterOption,

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption, seconds_of
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.edges.setup.clients import ClientName, Wish, edits_of
 from agentpost.edges.setup.edits import Edit
@@ -115,7 +114,7 @@ def _print_changes(changes: list[Change], *, dry_run: bool, remove: bool) -> Non
         return
     for change in changes:
         if dry_run:
-            stdout.print(escape(_diff(change)), highlight=False, soft_wrap=True)
+            print_said(_diff(change))
         else:
             what = "removed" if change.after is None else ("written" if change.before is None else "changed")
             stdout.print(f"{what} {escape(str(change.path))}", highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import parse_ms
 
@@ -87,7 +87,7 @@ def release_command(
     if output is Format.JSON:
         print_json({"part": part, "segments": segments})
         return
-    stdout.print(f"part {part}: {segments:,} segments are in {lake} now", highlight=False)
+    stdout.print(f"part {part}: {segments:,} segments are in {escape(str(lake))} now", highlight=False)
 
 
 @contextmanager

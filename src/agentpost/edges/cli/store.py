@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, print_json, stderr, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.integrity import back_up, check_home
 from agentpost.store.restoring import put_back

@@ -6,12 +6,21 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from agentpost.config import home_of
 from agentpost.edges.cli.mail import only_agent
 from agentpost.edges.cli.options import HomeOption, seconds_of
-from agentpost.edges.cli.output import Format, FormatOption, ago, print_json, print_table, stderr, stdout
+from agentpost.edges.cli.output import (
+    Format,
+    FormatOption,
+    ago,
+    escape,
+    print_json,
+    print_said,
+    print_table,
+    stderr,
+    stdout,
+)
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import format_ms
@@ -80,7 +89,7 @@ def create(
         names = ", ".join(recipient["agentId"] for recipient in offered["receipt"]["recipients"])
         stdout.print(f"created {offered['taskId']} for {escape(names)}", highlight=False)
         for rejected in offered["receipt"]["rejected"]:
-            stderr.print(f"  not for {escape(rejected['agentId'])}: {rejected['reason']}", highlight=False)
+            stderr.print(f"  not for {escape(rejected['agentId'])}: {escape(rejected['reason'])}", highlight=False)
 
 
 @task_app.command("list", epilog="Example: [bold]agentpost task list --agent builder --open[/bold]")
@@ -124,7 +133,7 @@ def show(task_id: TaskArgument, home: HomeOption = None, output: FormatOption = 
         return
     task = found["task"]
     by = task.get("acceptedByAgentId") or "nobody yet"
-    stdout.print(f"[bold]{task_id}[/bold] {_state(task)}", highlight=False)
+    stdout.print(f"[bold]{escape(task_id)}[/bold] {_state(task)}", highlight=False)
     stdout.print(f"[dim]from[/dim]  {escape(task['requesterAgentId'])}", highlight=False)
     stdout.print(f"[dim]by[/dim]    {escape(by)}", highlight=False)
     for claim in task.get("claims", ()):
@@ -133,8 +142,8 @@ def show(task_id: TaskArgument, home: HomeOption = None, output: FormatOption = 
         words = " · ".join(str(text) for text in step.get("content", {}).values() if text)
         who = f"{step['byAgentId']}@{step['byNodeId']}"
         at = format_ms(step["atMs"])[11:19]
-        said = escape(words or step.get("problem") or "")
-        stdout.print(f"[dim]{at}[/dim] {step['kind']:13} {escape(who)}  {said}", highlight=False)
+        said = words or step.get("problem") or ""
+        print_said(said, after=f"[dim]{at}[/dim] {escape(step['kind']):13} {escape(who)} ")
 
 
 @task_app.command(epilog="Example: [bold]agentpost task claim tsk_01K… --agent builder --eta 30m[/bold]")
