@@ -1,5 +1,11 @@
 """What the command line prints of texts that somebody else wrote."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from rich.text import Text
 
@@ -69,3 +75,13 @@ def test_a_table_and_an_error_show_no_escapes(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr()
     assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(shown.out + shown.err)
     assert r"b\nc\x1b" in shown.out
+
+
+@pytest.mark.parametrize(("word", "piped"), [("-", b"\xff bad"), (b"\xff bad", b"")])
+def test_a_body_that_is_not_utf8_is_refused_in_words(word: str | bytes, piped: bytes, tmp_path: Path) -> None:
+    """Typed or piped, what is no text gets the one JSON shape of errors, and no traceback."""
+    words = ("send", "--from", "a", "--to", "b", "-o", "json", "--home", str(tmp_path))
+    command = [sys.executable, "-m", "agentpost", *words, word]
+    shown = subprocess.run(command, input=piped, capture_output=True, env={**os.environ, "PYTHONUTF8": "0"})
+    assert (shown.returncode, shown.stdout) == (1, b"")
+    assert json.loads(shown.stderr)["error"]["code"] == "malformed"

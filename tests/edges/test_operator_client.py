@@ -10,6 +10,7 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 
 import pytest
 
+from agentpost.edges.async_operator_client import AsyncOperatorClient
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
@@ -132,3 +133,18 @@ def test_lines_come_as_they_are_told_and_their_end_is_noticed(tmp_path: Path) ->
         heard.set()
         assert next(lines) == {"n": 2}
         assert "is gone" in refusal_of(lambda: next(lines)).message
+
+
+async def test_what_is_no_text_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 come from the command line as lone surrogates; JSON and a URL have no place for them."""
+    client = OperatorClient(tmp_path)
+    for call in (
+        lambda: client.post("/x", {"body": "\udcff bad"}),
+        lambda: client.get("/x", {"to": "\udcff"}),
+        lambda: path_of("agents", "\udcff"),
+    ):
+        refused = refusal_of(call)
+        assert (refused.code, refused.message) == (Code.MALFORMED, "the text is not UTF-8")
+    async with AsyncOperatorClient(tmp_path) as at_once:
+        with pytest.raises(Refusal, match="not UTF-8"):
+            await at_once.post("/x", {"body": "\udcff bad"})

@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from agentpost.edges.operator_client import Query, answer_of, unreached
+from agentpost.edges.operator_client import Query, answer_of, not_utf8, unreached
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
@@ -68,6 +68,8 @@ class AsyncOperatorClient:
                 params=query,
                 timeout=_TIMEOUT_SECONDS + wait_seconds,
             )
+        except UnicodeEncodeError:
+            raise not_utf8() from None
         except httpx.TransportError as error:
             raise unreached(self._home, is_silent=isinstance(error, httpx.TimeoutException)) from None
         return answer_of(response.status_code, response.content)

@@ -15,7 +15,7 @@ import msgspec
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["OperatorClient", "Query", "answer_of", "path_of", "unreached"]
+__all__ = ["OperatorClient", "Query", "answer_of", "not_utf8", "path_of", "unreached"]
 
 _TIMEOUT_SECONDS: Final = 10.0
 _READ_BYTES: Final = 64 * 1024
@@ -91,9 +91,12 @@ class _Connection(http.client.HTTPConnection):
     def answer_to(
         self, method: str, path: str, body: dict[str, Any] | None, query: Query | None
     ) -> http.client.HTTPResponse:
-        url = path if not query else f"{path}?{urlencode({name: _spelled(value) for name, value in query.items()})}"
-        headers = {} if body is None else {"content-type": "application/json"}
-        self.request(method, url, None if body is None else msgspec.json.encode(body), headers)
+        try:
+            url = path if not query else f"{path}?{urlencode({name: _spelled(value) for name, value in query.items()})}"
+            content = None if body is None else msgspec.json.encode(body)
+        except UnicodeEncodeError:
+            raise not_utf8() from None
+        self.request(method, url, content, {} if body is None else {"content-type": "application/json"})
         return self.getresponse()
 
 
@@ -108,7 +111,15 @@ def _lines_of(response: http.client.HTTPResponse) -> Generator[bytes]:
 
 def path_of(*parts: str) -> str:
     """A path of the gateway's API; what people typed in it stays one part, whatever it is."""
-    return "/" + "/".join(quote(part, safe="") for part in parts)
+    try:
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+    except UnicodeEncodeError:
+        raise not_utf8() from None
+
+
+def not_utf8() -> Refusal:
+    """Somebody typed or piped bytes that are no text; JSON could not carry them."""
+    return Refusal(Code.MALFORMED, "the text is not UTF-8", hint="Convert it first, as with `iconv -t UTF-8`.")
 
 
 def unreached(home: Path, *, is_silent: bool) -> Refusal:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 import time
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.options import HomeOption, seconds_of, text_of
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -83,7 +82,7 @@ def send(
             "toAgents": to or [],
             "requiredCapabilities": capability or [],
             "subject": subject,
-            "body": sys.stdin.read() if body == "-" else body,
+            "body": text_of(body),
             "priority": priority,
             "expectsReply": wait is not None,
             "ttlSeconds": None if ttl is None else seconds_of(ttl, field="ttl"),
@@ -204,7 +203,7 @@ def reply(
 ) -> None:
     """Answer a message as the agent it came for. If it was still open, this settles it."""
     client = OperatorClient(home_of(None, home=home))
-    text = sys.stdin.read() if body == "-" else body
+    text = text_of(body)
     path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "reply")
     answered: dict[str, Any] = client.post(path, {"body": text})
     if output is Format.JSON:

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from agentpost.edges.cli.mailbox_serve import DEFAULT_FILE, serve
+from agentpost.edges.cli.options import text_of
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, print_table, say, stdout
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code, Refusal
@@ -89,7 +90,7 @@ def send(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Put a message into a session's mailbox. It is durable when this returns."""
-    text = sys.stdin.read() if payload in (None, "-") else str(payload)
+    text = text_of("-" if payload is None else payload)
     now_ns = time.time_ns()
     message = MailboxMessage(
         msg_id=msg_id or f"{sender}:{now_ns}",
