@@ -86,6 +86,9 @@ def test_the_exchange_refuses_with_the_codes_of_the_spec(seed: RunningGateway, s
     assert code_of(stranger.exchange(token, requestedRooms=["another"])) == (403, "room_denied")
     assert code_of(stranger.exchange(None)) == (401, "node_proof_invalid")
     assert code_of(httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"{")) == (400, "malformed")
+    deep = httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"[" * 100_000)
+    assert (code_of(deep), deep.json()["error"]["message"]) == ((400, "malformed"), "the JSON is nested too deeply")
+    assert "Traceback" not in seed.log
 
 
 @pytest.mark.req("AUTH-5", "AUTH-6")

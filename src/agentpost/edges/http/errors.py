@@ -64,8 +64,16 @@ def _defect(request: Request[Any, Any, Any], error: Exception) -> Response[dict[
     return Response(refusal.to_wire(), status_code=500, media_type=MediaType.JSON)
 
 
+def _recursion(request: Request[Any, Any, Any], error: RecursionError) -> Response[dict[str, Any]]:
+    """A body whose lists are in lists without end. A recursion of our own is still a defect."""
+    if "deserializing" not in str(error):
+        return _defect(request, error)
+    return _refused(request, Refusal(Code.MALFORMED, "the JSON is nested too deeply"))
+
+
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {
     Refusal: _refused,
     HTTPException: _http_error,
+    RecursionError: _recursion,
     Exception: _defect,
 }
