@@ -145,6 +145,9 @@ def test_a_dead_letter_is_reported_shown_sent_again_and_purged(machines: Machine
     home = ("--home", str(laptop.home))
     assert agentpost("deadletters", "purge", *home).returncode == 1
     lab.gateway.end(signal.SIGKILL)
+    late = ("send", "Build it.", "--from", "architect", "--to", "builder", "--ttl", "1s", "--wait", "60s")
+    assert agentpost(*late, *home).returncode == 1
+    assert agentpost("deadletters", "purge", "--to", "builder", *home).returncode == 0
     sent = laptop.send("builder", "Build it now.", sender="architect", ttlSeconds=1)["eventId"]
     eventually(lambda: laptop.states(sent) == ["DeadLetter"])
     eventually(lambda: "postmaster" in agentpost("inbox", *home).stdout)

@@ -23,6 +23,7 @@ from agentpost.edges.cli.output import (
 )
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.lifecycle import DeliveryState
 
 __all__ = ["only_agent", "register"]
 
@@ -64,7 +65,12 @@ def send(
     priority: Annotated[str, typer.Option("--priority", help="low, normal or high.")] = "normal",
     ttl: Annotated[str | None, typer.Option("--ttl", help="Not to be delivered after this time, as 2h.")] = None,
     wait: Annotated[
-        str | None, typer.Option("--wait", "-w", help="Wait so long for the answers, as 30s; exit 5 if one is missing.")
+        str | None,
+        typer.Option(
+            "--wait",
+            "-w",
+            help="Wait so long for the answers, as 30s; exit 5 if one is missing, 1 if one cannot be delivered.",
+        ),
     ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
@@ -357,6 +363,8 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
         _print_deliveries(found)
     if not is_over:
         raise typer.Exit(5)
+    if any(delivery["state"] == DeliveryState.DEAD_LETTER for delivery in found["deliveries"]):
+        raise typer.Exit(1)
 
 
 def _print_deliveries(found: dict[str, Any]) -> None:
