@@ -154,6 +154,9 @@ def test_a_dead_letter_is_reported_shown_sent_again_and_purged(machines: Machine
     listed = agentpost("deadletters", "list", "--reason", "expired", "-o", "json", *home)
     assert [letter["eventId"] for letter in json.loads(listed.stdout)] == [sent]
     assert "Build it now." in agentpost("deadletters", "show", sent, *home).stdout
+    unknown = agentpost("deadletters", "resend", "evt_01M7", *home)
+    assert (unknown.returncode, unknown.stderr.split(":")[0]) == (1, "not_found")
+    assert agentpost("deadletters", "resend", "--to", "nobody", *home).returncode == 0
     resent = json.loads(agentpost("deadletters", "resend", "--to", "builder", "-o", "json", *home).stdout)["resent"]
     lab.start()
     # It has as long to live as it had the first time, so it arrives, in time or not.

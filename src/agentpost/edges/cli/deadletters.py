@@ -87,6 +87,8 @@ def resend(
     """Send dead letters again, as new events of the same conversation."""
     body = _chosen(event_id, to, reason, everything)
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/dead-letters/resend", body)
+    if event_id is not None and not done["resent"] and not done.get("refused"):
+        raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not a dead letter here", hint="See `deadletters list`.")
     if output is Format.JSON:
         print_json(done)
         return
