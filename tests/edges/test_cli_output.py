@@ -85,3 +85,10 @@ def test_a_body_that_is_not_utf8_is_refused_in_words(word: str | bytes, piped: b
     shown = subprocess.run(command, input=piped, capture_output=True, env={**os.environ, "PYTHONUTF8": "0"})
     assert (shown.returncode, shown.stdout) == (1, b"")
     assert json.loads(shown.stderr)["error"]["code"] == "malformed"
+
+
+def test_an_event_id_in_a_table_stays_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is there to be copied: what stands beside it is broken into lines instead."""
+    event_id = "evt_01K0000000000000000000000A"
+    print_table("Inbox", ("event", "subject", "from"), [(event_id, "a subject " * 9, "architect@vps-jane " * 3)])
+    assert event_id in capsys.readouterr().out

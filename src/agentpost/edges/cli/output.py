@@ -33,6 +33,8 @@ __all__ = [
 stdout = Console(emoji=False)
 stderr = Console(stderr=True, emoji=False)
 
+_WIDE: Final = 80
+
 # What a terminal obeys or hides instead of showing it: control characters, marks of the writing direction, and what is
 # no character at all. A line break and a tab are text; so is a carriage return before a line break.
 _UNSEEN: Final = re.compile(
@@ -100,7 +102,10 @@ def print_table(
     table = Table(title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     table.title = escape(title)
     for place, column in enumerate(columns):
-        table.add_column(escape(column), justify="right" if place in numbers else "left", overflow="fold")
+        # An event id is there to be copied: it stays in one piece, where that leaves room for the others.
+        in_one_piece = column == "event" and stdout.width >= _WIDE
+        justify = "right" if place in numbers else "left"
+        table.add_column(escape(column), justify=justify, overflow="fold", no_wrap=in_one_piece)
     for row in rows:
         table.add_row(*row)
     stdout.print(table)
