@@ -167,6 +167,7 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "inboxes": [store.inbox_items(agent, newest_first=True, limit=100_000) for agent in agents],
         "waiting": [store.backlog_size(agent) for agent in agents],
         "engaged": store.engaged_entries(),
+        "expired": store.expired_mail(now_ms=1 << 60, limit=100_000),
         "mirrors": store.mirrors(),
         "agents": store.local_agents(),
         "incidents": store.incidents(open_only=False),

@@ -56,6 +56,29 @@ async def test_an_expired_event_is_not_engaged(store: Store) -> None:
 
 
 @pytest.mark.req("ENV-7")
+async def test_what_expired_and_is_with_nobody_is_found(store: Store) -> None:
+    """At its time and not before; neither what an agent has, nor what has its outcome, nor what never expires."""
+    await store.accept(a_batch(incoming(MORTAL, "ada", "eve"), incoming(from_peer(2))))
+    assert store.expired_mail(now_ms=EXPIRES_MS - 1) == []
+    found = store.expired_mail(now_ms=EXPIRES_MS)
+    assert [(each.entry.event_id, each.entry.to_agent_id) for each in found] == [
+        (MORTAL.event_id, "ada"),
+        (MORTAL.event_id, "eve"),
+    ]
+    assert found[0] == store.inbox_item(MORTAL.event_id, "ada")
+    await store.engage(MORTAL.event_id, "ada", at_ms=START_MS)
+    assert [each.entry.to_agent_id for each in store.expired_mail(now_ms=EXPIRES_MS)] == ["eve"]
+    await store.postpone(MORTAL.event_id, "ada", due_at_ms=EXPIRES_MS, error="busy")
+    assert [each.entry.to_agent_id for each in store.expired_mail(now_ms=EXPIRES_MS, limit=1)] == ["ada"]
+    for agent_id in ("ada", "eve"):
+        settlement = Settlement(
+            event_id=MORTAL.event_id, to_agent_id=agent_id, outcome=Outcome.EXPIRED, at_ms=EXPIRES_MS, events=()
+        )
+        assert await store.settle(settlement)
+    assert store.expired_mail(now_ms=EXPIRES_MS) == []
+
+
+@pytest.mark.req("ENV-7")
 async def test_an_event_that_is_still_in_time_is_engaged(store: Store) -> None:
     """An expiry in the future keeps nobody from working."""
     await store.accept(a_batch(incoming(MORTAL)))

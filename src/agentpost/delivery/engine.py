@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from agentpost.delivery.agents import AgentDirectory, LocalAgents
 from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
+from agentpost.delivery.expiring import Expiring
 from agentpost.delivery.hub import LinkHub
 from agentpost.delivery.incidents import Incidents, StatusDesk
 from agentpost.delivery.keeping import CursorCopy, Keeper, RoomCopies
@@ -104,6 +105,9 @@ class Engine:
             wakeups=wakeups,
             is_busy_with=self.dispatcher.is_busy_with,
         )
+        self.expiring = Expiring(
+            store=store, turns=self.dispatcher.turns, clock=clock, is_busy_with=self.dispatcher.is_busy_with
+        )
         self.agents = LocalAgents(
             store=store,
             directory=directory,
@@ -151,6 +155,7 @@ class Engine:
         await self.agents.announce()
         self.links.start()
         self.dispatcher.start()
+        self.expiring.start()
         self.retrier.start()
         self.keeper.start()
 
@@ -170,6 +175,7 @@ class Engine:
         await self._tasks.close()
         await self.keeper.close()
         await self.retrier.close()
+        await self.expiring.close()
         await self.dispatcher.close()
         await self.links.close()
 

@@ -162,7 +162,8 @@ class Turns:
     ) -> Begun | Held:
         now_ms = self._clock.now_ms()
         if is_expired(event, now_ms=now_ms):
-            return await self._expire(event, agent_id)
+            await self.expire(event, agent_id)
+            return _ENDED
         if exhausted(self._policy, attempts):
             # Attempts that ended in a crash of this gateway count too, or a poisonous message would be tried for ever.
             last_error = error or "the gateway stopped during each attempt"
@@ -183,7 +184,8 @@ class Turns:
             attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms)
         except Refusal as refusal:
             if refusal.code is Code.EXPIRED:
-                return await self._expire(event, agent_id)
+                await self.expire(event, agent_id)
+                return _ENDED
             raise
         return Begun(event=event, engagement=self._engagement(event, agent_id, attempt, content), at_ms=now_ms)
 
@@ -364,10 +366,10 @@ class Turns:
         await self.incident("reply_refused", event, agent_id, code=refusal.code.value)
         return _short(f"its reply could not be sent: {refusal.message}")
 
-    async def _expire(self, event: Event, agent_id: str) -> Held:
+    async def expire(self, event: Event, agent_id: str) -> bool:
+        """ENV-7: end mail that the agent may not have any more. False if it had an outcome before."""
         ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason="expired")
-        await self._settle(event, agent_id, Outcome.EXPIRED, (ack,), (), f"expired at {event.expires_at}")
-        return _ENDED
+        return await self._settle(event, agent_id, Outcome.EXPIRED, (ack,), (), f"expired at {event.expires_at}")
 
     async def _fail(
         self,

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId, TaskId
+from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.desk import rule
@@ -46,6 +47,7 @@ __all__ = [
     "cursor",
     "engage",
     "engaged_entries",
+    "expired_mail",
     "extend_lease",
     "inbox_by_corr",
     "inbox_item",
@@ -122,6 +124,7 @@ class _Taking:
         self._inbox_rows: list[bytes] = []
         self._open_rows: dict[str, list[str]] = {}
         self._closed_rows: dict[Row, list[str]] = {}
+        self._expiring: list[Row] = []
         self.in_inbox: dict[str, int] = {}
         # Ids under which something of another node stands in the inbox.
         self.taken_ids: dict[EventId, None] = {}
@@ -133,6 +136,9 @@ class _Taking:
         self.tasks: dict[TaskId, None] = {}
 
     def take(self, inbound: Inbound) -> None:
+        if inbound.event.expires_at is not None and inbound.acks:
+            expires_at_ms = parse_ms(inbound.event.expires_at, field="expiresAt")
+            self._expiring.append((expires_at_ms, inbound.event.event_id))
         if inbound.desk is not None:
             self._take_at_desk(inbound, inbound.desk)
             return
@@ -190,6 +196,8 @@ class _Taking:
             database.run_packed(SQL.open_ledger_entries, (agent_id, batch.at_ms), rows)
         for how, rows in self._closed_rows.items():
             database.run_packed(SQL.close_ledger_entries, how, rows)
+        if self._expiring:
+            database.run_many(SQL.set_expiry, self._expiring)
 
 
 def _quarantine(tx: Transaction, batch: Acceptance) -> None:
@@ -356,6 +364,10 @@ def mark_read(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) 
 
 def backlog_size(database: Database, to_agent_id: str, *, unread_only: bool) -> int:
     return database.value(SQL.unread_size if unread_only else SQL.backlog_size, (to_agent_id,))
+
+
+def expired_mail(database: Database, now_ms: int, limit: int) -> list[BacklogItem]:
+    return [_item(row) for row in database.rows(SQL.expired_mail, (now_ms, limit))]
 
 
 def engaged_entries(database: Database) -> list[LedgerEntry]:

@@ -191,6 +191,10 @@ class Store(ExternalStore, Protocol):
         """How many events the agent has not settled; or, of these, how many it has not looked at."""
         ...
 
+    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
+        """What waits for an agent and may not be given to it any more (ENV-7), what expired first at first."""
+        ...
+
     def engaged_entries(self) -> list[LedgerEntry]:
         """What is with an agent and has no outcome, oldest first. After a start nobody knows what became of it."""
         ...

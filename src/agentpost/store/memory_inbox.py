@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId, TaskId
+from agentpost.protocol.timestamps import parse_ms
 from agentpost.store import rules
 from agentpost.store.desk import Ruling, rule
 from agentpost.store.memory_deliveries import Pair
@@ -270,6 +271,17 @@ class MemoryInbox(MemoryOutbox):
         self._check_open()
         found = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
         return sum(1 for entry in found if not unread_only or entry.read_at_ms is None)
+
+    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
+        self._check_open()
+        queued = [self._ledger[pair] for pair in self._open if self._ledger[pair].state is LedgerState.QUEUED]
+        found = [
+            (parse_ms(until, field="expiresAt"), entry.inbox_seq, entry.to_agent_id, entry)
+            for entry in queued
+            if (until := self._inbound(entry).event.expires_at) is not None
+        ]
+        found.sort(key=lambda each: each[:3])
+        return [self._backlog_item(entry) for until_ms, _, _, entry in found if until_ms <= now_ms][:limit]
 
     def engaged_entries(self) -> list[LedgerEntry]:
         self._check_open()

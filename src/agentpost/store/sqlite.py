@@ -264,6 +264,9 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
         return inbox.backlog_size(self._reader(), to_agent_id, unread_only=unread_only)
 
+    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
+        return inbox.expired_mail(self._reader(), now_ms, limit)
+
     def engaged_entries(self) -> list[LedgerEntry]:
         return inbox.engaged_entries(self._reader())
 

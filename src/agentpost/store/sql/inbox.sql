@@ -34,6 +34,16 @@ SELECT substr(value, 1, 30), ?1, CAST(substr(value, 31) AS INTEGER), 'queued', ?
 INSERT INTO ledger (event_id, to_agent_id, inbox_seq, state, accepted_at_ms, settled_at_ms, outcome, error)
 SELECT substr(value, 1, 30), ?1, CAST(substr(value, 31) AS INTEGER), 'settled', ?2, ?2, ?3, ?4 FROM carray(?5)
 
+-- name: set_expiry
+UPDATE ledger SET expires_at_ms = ? WHERE event_id = ?
+
+-- name: expired_mail
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l INDEXED BY ledger_expiring JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.expires_at_ms <= ? AND l.state = 'queued' AND l.settled_at_ms IS NULL
+ORDER BY l.expires_at_ms, l.inbox_seq, l.to_agent_id LIMIT ?
+
 -- name: ledger_entry
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
   outcome, error, read_at_ms
