@@ -36,3 +36,17 @@ def test_who_waits_gets_mail_when_it_comes_and_exit_5_when_it_does_not(tmp_path:
             # One that waits does not hold up a gateway that stops.
             assert gateway.end() == 0
             waiting.communicate(timeout=TIMEOUT_SECONDS)
+
+
+@pytest.mark.req("ENV-7")
+@pytest.mark.waits
+def test_mail_that_nobody_fetches_in_time_has_failed_for_its_sender(tmp_path: Path) -> None:
+    """Without anybody having come for it: the sender sees why, and a script that waits sees exit 1."""
+    home = ["--home", str(tmp_path / "vps-jane")]
+    with running_gateway(tmp_path / "vps-jane") as gateway:
+        for agent_id in ("ada", "bob"):
+            gateway.operator.post("/ansible/agents", {"agentId": agent_id})
+        late = agentpost("send", "hi", "--from", "ada", "--to", "bob", "--ttl", "1s", "--wait", "60s", *home)
+        assert late.returncode == 1
+        assert late.stdout.splitlines()[-1].split() == ["bob:", "Failed", "expired"]
+        assert json.loads(agentpost("fetch", "bob", "-o", "json", *home).stdout) == []

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from agentpost.delivery.sealing import Sealer
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.delivery import Delivery, has_failed
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
@@ -14,15 +14,21 @@ __all__ = ["SentMessage", "SentTo", "sent_message"]
 
 
 class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What became of a message for one recipient. `answer` is the body of its reply."""
+    """What became of a message for one recipient. `answer` is the body of its reply.
+
+    `has_failed` says of one that is over that the agent has not dealt with it; `reason` says why. `resent_as` is the
+    message that an operator sent instead of a dead letter.
+    """
 
     to_agent_id: str
     to_node_id: str | None
     state: DeliveryState
     is_over: bool
     attempts: int
+    has_failed: bool = False
     reason: str | None = None
     answered_by_event_id: EventId | None = None
+    resent_as: EventId | None = None
     answer: str | None = None
 
 
@@ -43,14 +49,17 @@ def sent_message(store: Store, sealer: Sealer, event_id: EventId) -> SentMessage
 
 
 def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
+    is_dead = delivery.state is DeliveryState.DEAD_LETTER
     return SentTo(
         to_agent_id=delivery.to_agent_id,
         to_node_id=delivery.to_node_id,
         state=delivery.state,
         is_over=delivery.state in DELIVERY.terminal,
+        has_failed=has_failed(delivery),
         attempts=delivery.attempts,
         reason=delivery.reason,
-        answered_by_event_id=delivery.answered_by_event_id,
+        answered_by_event_id=None if is_dead else delivery.answered_by_event_id,
+        resent_as=delivery.answered_by_event_id if is_dead else None,
         answer=_answer(store, sealer, delivery),
     )
 

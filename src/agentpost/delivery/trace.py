@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.delivery import Delivery, has_failed
 from agentpost.protocol.envelope import AckEvent, Event, ReplyEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import CorrId, EventId
@@ -190,8 +190,8 @@ def _as_sender(store: Store, delivery: Delivery) -> list[TraceStep]:
         steps.append(step(delivery.accepted_at_ms, Step.ACCEPTED))
     if delivery.closed_at_ms is not None:
         what = _ENDS[delivery.state]
-        if what is Step.PROCESSED and delivery.reason is not None:
-            what = Step.FAILED  # `failed_terminal` ends as Processed, with the reason
+        if what is Step.PROCESSED and has_failed(delivery):
+            what = Step.FAILED
         steps.append(step(delivery.closed_at_ms, what, delivery.reason or delivery.answered_by_event_id))
     return steps
 

@@ -24,7 +24,7 @@ from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Ta
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.task_turns import Standing, TaskTurns
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
-from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.delivery import TAKEN, Delivery
 from agentpost.protocol.envelope import (
     Event,
     MessageEvent,
@@ -55,8 +55,6 @@ _FULL_DISK_MS: Final = 5_000
 _CONTENT_MS: Final = 15_000
 # Whoever hears of a verdict wakes the agent that waits for it; this is for the same.
 _CLAIM_MS: Final = 60_000
-# The reason of an ACK for a task that another agent has.
-_TAKEN: Final = "taken"
 _TROUBLE: Final = frozenset({Code.STORAGE_FULL, Code.STORAGE_FAILED, Code.STORAGE_CORRUPT, Code.UNAVAILABLE})
 # Kinds of which no turn does more than to hand them over.
 _HANDED_OVER: Final = frozenset({MessageEvent, ReplyEvent})
@@ -264,7 +262,7 @@ class Turns:
 
     async def leave(self, event: TaskCreateEvent, agent_id: str) -> bool:
         """Close the offer of a task that is over, or somebody else's, without engaging the agent."""
-        ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id, reason=_TAKEN)
+        ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id, reason=TAKEN)
         return await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), "the task went to somebody else")
 
     async def note(self, event_id: EventId, agent_id: str, *, at_ms: int) -> None:

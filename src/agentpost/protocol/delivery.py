@@ -3,13 +3,18 @@
 Knows nothing of storage: every store keeps these records and lets `advance` decide.
 """
 
+from typing import Final
+
 from msgspec import Struct, structs
 
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
 from agentpost.protocol.machine import walk
 
-__all__ = ["Change", "Delivery", "advance"]
+__all__ = ["TAKEN", "Change", "Delivery", "advance", "has_failed"]
+
+# The reason of a `processed` for the offer of a task that somebody else took: nothing went wrong.
+TAKEN: Final = "taken"
 
 
 class Delivery(Struct, frozen=True, kw_only=True, gc=False):
@@ -74,3 +79,10 @@ def advance(delivery: Delivery, change: Change) -> Delivery:
         answered_by_event_id=change.answered_by_event_id or delivery.answered_by_event_id,
         reason=change.reason or delivery.reason,
     )
+
+
+def has_failed(delivery: Delivery) -> bool:
+    """Whether it is over and the agent has not dealt with it. What ended as Processed with a reason was given up."""
+    if delivery.state is DeliveryState.PROCESSED:
+        return delivery.reason not in (None, TAKEN)
+    return delivery.state is DeliveryState.DEAD_LETTER

@@ -69,7 +69,7 @@ def send(
         typer.Option(
             "--wait",
             "-w",
-            help="Wait so long for the answers, as 30s; exit 5 if one is missing, 1 if one cannot be delivered.",
+            help="Wait so long for the answers, as 30s; exit 5 if one is missing, 1 if one has failed.",
         ),
     ] = None,
     home: HomeOption = None,
@@ -363,14 +363,19 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
         _print_deliveries(found)
     if not is_over:
         raise typer.Exit(5)
-    if any(delivery["state"] == DeliveryState.DEAD_LETTER for delivery in found["deliveries"]):
+    if any(delivery.get("hasFailed") for delivery in found["deliveries"]):
         raise typer.Exit(1)
 
 
 def _print_deliveries(found: dict[str, Any]) -> None:
     for delivery in found["deliveries"]:
         said = delivery.get("answer") or delivery.get("reason") or ""
-        print_said(said, after=f"  {escape(delivery['toAgentId'])}: {delivery['state']}")
+        # Processed says that the turn is over, not that it went well.
+        is_given_up = delivery.get("hasFailed") and delivery["state"] == DeliveryState.PROCESSED
+        state = "Failed" if is_given_up else delivery["state"]
+        print_said(said, after=f"  {escape(delivery['toAgentId'])}: {state}")
+        if delivery.get("resentAs"):
+            stdout.print(f"    sent again as {delivery['resentAs']}", highlight=False)
 
 
 def only_agent(client: OperatorClient) -> str:
