@@ -7,14 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.frames import Events, decode_frame, encode_frame
+from agentpost.delivery.heads import sign_head
 from agentpost.delivery.reader import Verdict
 from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import decode_head
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.values import MirrorBatch
 from agentpost.testing import MemoryStore
-from tests.delivery.linking import Node, Pipe, World, a_batch, settle
+from tests.delivery.linking import Meddle, Node, Pipe, World, a_batch, settle
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -288,3 +290,65 @@ async def test_the_first_event_of_a_mirror_that_begins_late_is_checked_too(world
         await keeper.take(replace(good, events=[altered]), is_direct=False)
     assert refused.value.code is Code.CONFLICT
     assert await keeper.take(good, is_direct=False) is Verdict.TAKEN
+
+
+def _false_marks(world: World, source: str) -> Meddle:
+    """The source signs heads that say something else of its readers' streams than what it wrote to them."""
+
+    def lie(frame: bytes) -> list[bytes]:
+        read = decode_frame(frame)
+        if not (isinstance(read, Events) and read.source == source):
+            return [frame]
+        head = decode_head(read.head)
+        streams = {node_id: replace(mark, chain=bytes(32)) for node_id, mark in head.streams.items()}
+        raw, signature = sign_head(replace(head, streams=streams), world.room.identity(source).signing)
+        return [encode_frame(replace(read, head=raw, signature=signature))]
+
+    return lie
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_that_was_restarted_does_not_keep_a_lie_of_the_source(world: World) -> None:
+    """It knows from the heads that it has how the streams of its readers go on, so that nobody blames the seed."""
+    a, seed, b = await _three(world)
+    first = await a.send("bob")
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    pipe.cut()
+    seed.restart()
+    from_a = Pipe(a, seed)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a)
+    to_b = Pipe(b, seed)
+    await settle(to_b)
+    assert b.incidents() == []
+    assert to_b.left.refusal is None
+    assert b.inbox("bob") == [first]
+    assert from_a.right.refusal is not None
+    # It reads the outbox for itself as well.
+    assert seed.incidents() == ["stream_broken"]
+
+
+@pytest.mark.req("PIPE-9", "CUR-3")
+async def test_a_seed_hands_on_nothing_that_its_reader_would_refuse(world: World) -> None:
+    """Where the head that would show a lie of the source is pruned, the reader hears of a gap, and the link stays."""
+    a, seed, b = await _three(world)
+    sent = [await a.send("bob")]
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    pipe.cut()
+    seed.restart()
+    to_b = Pipe(b, seed)
+    await settle(to_b)
+    await seed.store.prune_mirror("node-a", through_seq=1)
+    from_a = Pipe(a, seed)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a, to_b)
+    assert b.incidents() == []
+    assert to_b.left.refusal is None
+    assert b.inbox("bob") == sent
+    sent.append(await seed.send("bob", sender="sam"))
+    await settle(to_b)
+    assert b.inbox("bob") == sent

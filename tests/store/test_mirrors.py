@@ -222,6 +222,19 @@ async def test_a_mirror_that_was_pruned_to_nothing_keeps_its_last_head(store: St
     assert shown(store.read_whole_mirror(PEER, 5)) == ([6], 6, b"head 6")
 
 
+@pytest.mark.req("PIPE-9")
+async def test_the_last_head_for_a_reader_covers_its_last_event(store: Store) -> None:
+    """Later heads say nothing of it. There is none for whom nothing is kept, or not any more."""
+    await keep(store, 2, 4, 6, 7)
+    assert store.last_head_for(PEER, C) == b"head 6"
+    assert store.last_head_for(PEER, D) == b"head 4"
+    assert store.last_head_for(PEER, "node-z") is None
+    assert store.last_head_for("node-z", C) is None
+    await store.prune_mirror(PEER, through_seq=4)
+    assert store.last_head_for(PEER, C) == b"head 6"
+    assert store.last_head_for(PEER, D) is None
+
+
 async def test_a_mirror_is_there_after_a_restart(home: Path) -> None:
     """What was kept is handed on as before."""
     store = open_sqlite(home)

@@ -135,6 +135,14 @@ class MemoryMirrors(MemoryAgents):
         events = [StreamEvent(seq=event.seq, chain=event.chain, raw=event.raw) for event in kept]
         return rules.mirror_slice(mirror.position, after_seq, head, events)
 
+    def last_head_for(self, source_node_id: str, consumer_node_id: str) -> bytes | None:
+        self._check_open()
+        mirror = self._mirrors.get(source_node_id)
+        stream = mirror.streams.get(consumer_node_id) if mirror else None
+        if mirror is None or not stream:
+            return None
+        return next(head[1] for head in mirror.heads if head[0] >= stream[-1].seq)
+
     async def prune_mirror(self, source_node_id: str, *, through_seq: int) -> int:
         self._check_open()
         mirror = self._mirrors.get(source_node_id)

@@ -22,6 +22,7 @@ from agentpost.store.values import (
 
 __all__ = [
     "keep_mirror",
+    "last_head_for",
     "mirror_position",
     "mirrors",
     "prune_mirror",
@@ -124,6 +125,13 @@ def read_whole_mirror(database: Database, source_node_id: str, after_seq: int) -
             return None
         rows = database.rows(SQL.mirror_slice, (source_node_id, after_seq, head[0]))
         return _slice(position, after_seq, head, rows)
+
+
+def last_head_for(database: Database, source_node_id: str, consumer_node_id: str) -> bytes | None:
+    with database.one_view():
+        end = database.row(SQL.mirror_stream_end, (source_node_id, consumer_node_id))
+        head = database.row(SQL.mirror_head_covering, (source_node_id, end[0])) if end else None
+        return head[1] if head else None
 
 
 def _slice(position: MirrorPosition, after_seq: int, head: Row, rows: Iterable[Row]) -> MirrorSlice:
