@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agentpost.delivery.frames import Events, decode_frame, encode_frame
 from agentpost.delivery.heads import sign_head
+from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import Verdict
 from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.errors import Code, Refusal
@@ -352,3 +353,36 @@ async def test_a_seed_hands_on_nothing_that_its_reader_would_refuse(world: World
     sent.append(await seed.send("bob", sender="sam"))
     await settle(to_b)
     assert b.inbox("bob") == sent
+
+
+@pytest.mark.req("PIPE-9")
+async def test_readers_that_do_not_exist_fill_no_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source can name others with every event. The seed forgets them, and still tells a lie from the truth."""
+    monkeypatch.setattr("agentpost.delivery.mirror._MOST_MARKS", 3)
+    a, seed, b = await _three(world)
+    from_a = Pipe(a, seed)
+    sent = [await a.send("bob")]
+    for number in range(10):
+        world.room.add_agent("nobody", f"nowhere-{number}")
+        await a.send("nobody")
+        await settle(from_a)
+    keeper = seed.hub.reader("node-a", is_whole=True)
+    assert isinstance(keeper, MirrorKeeper)
+    assert len(keeper._marks) <= 3
+    sent.append(await a.send("bob"))
+    await settle(from_a)
+    assert (from_a.right.refusal, seed.incidents()) == (None, [])
+    for number in range(10, 13):
+        world.room.add_agent("nobody", f"nowhere-{number}")
+        await a.send("nobody")
+    await settle(from_a)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a)
+    assert seed.incidents() == ["stream_broken"]
+    await settle(Pipe(b, seed))
+    assert b.inbox("bob") == sent
+    # Somebody who joins under such a name has its mail.
+    late = await world.add("nowhere-4", "nobody")
+    await settle(Pipe(late, seed))
+    assert len(late.inbox("nobody")) == 1

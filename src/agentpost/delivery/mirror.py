@@ -6,7 +6,7 @@ checked first, so that a reader's complaint means that the mirror is at fault, a
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -35,6 +35,9 @@ class _Outline(Struct, rename="camel", gc=False):
 
 
 _outline = msgspec.msgpack.Decoder(_Outline)
+
+# A source can name readers that do not exist, as many as it likes. What is forgotten is read from the store again.
+_MOST_MARKS: Final = 4096
 
 # The last event of a stream and the chain up to it; None where the start of the stream was not seen.
 _End = tuple[int, bytes | None]
@@ -188,6 +191,8 @@ class MirrorKeeper:
             updated_at_ms=batch.at_ms,
         )
         self._marks |= checked.chains
+        if len(self._marks) > _MOST_MARKS:
+            self._marks = {}
         self._on_kept(self.source_node_id, frozenset(checked.chains))
         if checked.payloads:
             self._on_blobs(
