@@ -386,3 +386,53 @@ async def test_readers_that_do_not_exist_fill_no_memory(world: World, monkeypatc
     late = await world.add("nowhere-4", "nobody")
     await settle(Pipe(late, seed))
     assert len(late.inbox("nobody")) == 1
+
+
+async def _left_behind(world: World) -> tuple[Node, Node, Node]:
+    """A seed, another that was cut off while the first one pruned, and the reader bob, who has all but the last."""
+    a, seed, b = await _three(world)
+    other = await world.add("other-seed", tier=NodeTier.BACKBONE)
+    between, from_a = Pipe(seed, other), Pipe(a, seed)
+    await a.send("bob")
+    await settle(from_a, between)
+    between.cut()
+    await a.send("sam")
+    await settle(from_a)
+    await seed.store.prune_mirror("node-a", through_seq=2)
+    await a.send("bob")
+    await settle(from_a)
+    from_a.cut()
+    return seed, other, b
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_that_was_left_behind_begins_anew_at_another(world: World) -> None:
+    """Nobody has what comes next, and nobody waits for what it has: it goes on with what the other seed still has."""
+    seed, other, b = await _left_behind(world)
+    early = Pipe(b, other)
+    await settle(early)
+    assert len(b.inbox("bob")) == 1
+    await settle(Pipe(other, seed), early)
+    await b.hub.tick()
+    await settle(early)
+    position = other.store.mirror_position("node-a")
+    assert position is not None
+    assert (position.floor_seq, position.last_seq) == (2, 3)
+    assert len(b.inbox("bob")) == 2
+    assert b.incidents() == other.incidents() == []
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_keeps_what_a_reader_waits_for_even_if_it_was_left_behind(world: World) -> None:
+    """Whatever another seed says: it begins anew only when the reader has come for its mail."""
+    seed, other, b = await _left_behind(world)
+    between = Pipe(other, seed)
+    await settle(between)
+    to_b = Pipe(b, other)
+    await settle(between, to_b)
+    assert len(b.inbox("bob")) == 1
+    world.clock.advance(300_000)
+    await other.hub.tick()
+    await settle(between, to_b)
+    assert len(b.inbox("bob")) == 2
+    assert b.incidents() == other.incidents() == []
