@@ -436,3 +436,28 @@ async def test_a_seed_keeps_what_a_reader_waits_for_even_if_it_was_left_behind(w
     await settle(between, to_b)
     assert len(b.inbox("bob")) == 2
     assert b.incidents() == other.incidents() == []
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_does_not_blame_another_for_what_a_source_signed(world: World) -> None:
+    """One that has seen less of the outbox cannot tell that its source lies. The link between the two stays."""
+    a, seed, _ = await _three(world)
+    other = await world.add("other-seed", "otto", tier=NodeTier.BACKBONE)
+    await a.send("bob")
+    pipes = Pipe(a, other), Pipe(a, seed)
+    await settle(*pipes)
+    for pipe in pipes:
+        pipe.cut()
+    await seed.store.prune_mirror("node-a", through_seq=1)
+    seed.restart()
+    from_a = Pipe(a, seed)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a)
+    between = Pipe(other, seed)
+    await settle(between)
+    assert between.left.refusal is None
+    assert other.incidents() == ["mirror_broken"]
+    event_id = await seed.send("otto", sender="sam")
+    await settle(between)
+    assert other.inbox("otto") == [event_id]

@@ -460,7 +460,7 @@ class LinkSession:
                 pass
             case Verdict.APART:
                 self._read_apart(frame.source)
-            case Verdict.REGRESSED | Verdict.UNKNOWN:
+            case Verdict.REGRESSED | Verdict.UNKNOWN | Verdict.CONTRADICTED:
                 self._hub.distrust(self, frame.source)
         return verdict is Verdict.TAKEN
 

@@ -54,6 +54,10 @@ class Checked(Struct, frozen=True, kw_only=True):
     has_unreadable: bool
 
 
+class _Contradiction(Refusal):
+    """The owner of an outbox signed its events, and with them a head that says something else of them."""
+
+
 class MirrorKeeper:
     """The mirror of one source. Whoever brings it, it grows only by what the source signed."""
 
@@ -103,6 +107,9 @@ class MirrorKeeper:
             except Refusal as refusal:
                 if refusal.code in (Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED):
                     await self._intake.report("mirror_broken", self.source_node_id, reason=refusal.message)
+                if isinstance(refusal, _Contradiction) and not is_direct:
+                    # A mirror that began later than this one cannot know.
+                    return Verdict.CONTRADICTED
                 raise
 
     async def start_over(self) -> None:
@@ -280,7 +287,8 @@ class MirrorKeeper:
                 continue
             mark = head.streams.get(node_id)
             if mark is None or mark.seq != seq or chain not in (None, mark.chain):
-                raise self._broken(f"its head does not say where the stream of {node_id} ends")
+                problem = f"its head does not say where the stream of {node_id:.128} ends"
+                raise _Contradiction(Code.CONFLICT, f"the outbox of {self.source_node_id}: {problem}", field="head")
             checked[node_id] = mark.chain
         return checked
 
