@@ -6,6 +6,7 @@ from pathlib import Path
 from agentpost.delivery.frames import Events
 from agentpost.delivery.heads import sign_head
 from agentpost.delivery.hub import LinkHub
+from agentpost.delivery.keeping import CursorCopy
 from agentpost.delivery.link import LinkSession
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy
@@ -52,6 +53,23 @@ class World:
             await node.host(agent_id)
         return node
 
+    def cursors_of(self, source: str) -> list[CursorCopy]:
+        """How far every node has read a source, as the room says it."""
+        read = [(node.node_id, node.store.cursor(source)) for node in self.nodes.values()]
+        return [
+            CursorCopy(
+                consumer_node_id=node_id,
+                source_node_id=source,
+                last_seq=cursor.last_seq,
+                updated_at=format_ms(cursor.updated_at_ms),
+                status="active",
+                lease_expires_at=format_ms(self.clock.now_ms()),
+                epoch=cursor.epoch,
+            )
+            for node_id, cursor in read
+            if cursor is not None
+        ]
+
     async def close(self) -> None:
         for node in self.nodes.values():
             await node.hub.close()
@@ -84,6 +102,7 @@ class Node:
             wakeups=self.wakeups,
             tier=self.tier,
             policy=policy,
+            readers=self.world.cursors_of,
         )
 
     async def host(self, agent_id: str) -> None:

@@ -7,14 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.frames import Events, decode_frame, encode_frame
+from agentpost.delivery.heads import sign_head
+from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import Verdict
 from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import decode_head
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.values import MirrorBatch
 from agentpost.testing import MemoryStore
-from tests.delivery.linking import Node, Pipe, World, a_batch, settle
+from tests.delivery.linking import Meddle, Node, Pipe, World, a_batch, settle
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -288,3 +291,173 @@ async def test_the_first_event_of_a_mirror_that_begins_late_is_checked_too(world
         await keeper.take(replace(good, events=[altered]), is_direct=False)
     assert refused.value.code is Code.CONFLICT
     assert await keeper.take(good, is_direct=False) is Verdict.TAKEN
+
+
+def _false_marks(world: World, source: str) -> Meddle:
+    """The source signs heads that say something else of its readers' streams than what it wrote to them."""
+
+    def lie(frame: bytes) -> list[bytes]:
+        read = decode_frame(frame)
+        if not (isinstance(read, Events) and read.source == source):
+            return [frame]
+        head = decode_head(read.head)
+        streams = {node_id: replace(mark, chain=bytes(32)) for node_id, mark in head.streams.items()}
+        raw, signature = sign_head(replace(head, streams=streams), world.room.identity(source).signing)
+        return [encode_frame(replace(read, head=raw, signature=signature))]
+
+    return lie
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_that_was_restarted_does_not_keep_a_lie_of_the_source(world: World) -> None:
+    """It knows from the heads that it has how the streams of its readers go on, so that nobody blames the seed."""
+    a, seed, b = await _three(world)
+    first = await a.send("bob")
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    pipe.cut()
+    seed.restart()
+    from_a = Pipe(a, seed)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a)
+    to_b = Pipe(b, seed)
+    await settle(to_b)
+    assert b.incidents() == []
+    assert to_b.left.refusal is None
+    assert b.inbox("bob") == [first]
+    assert from_a.right.refusal is not None
+    # It reads the outbox for itself as well.
+    assert seed.incidents() == ["stream_broken"]
+
+
+@pytest.mark.req("PIPE-9", "CUR-3")
+async def test_a_seed_hands_on_nothing_that_its_reader_would_refuse(world: World) -> None:
+    """Where the head that would show a lie of the source is pruned, the reader hears of a gap, and the link stays."""
+    a, seed, b = await _three(world)
+    sent = [await a.send("bob")]
+    pipe = Pipe(a, seed)
+    await settle(pipe)
+    pipe.cut()
+    seed.restart()
+    to_b = Pipe(b, seed)
+    await settle(to_b)
+    await seed.store.prune_mirror("node-a", through_seq=1)
+    from_a = Pipe(a, seed)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a, to_b)
+    assert b.incidents() == []
+    assert to_b.left.refusal is None
+    assert b.inbox("bob") == sent
+    sent.append(await seed.send("bob", sender="sam"))
+    await settle(to_b)
+    assert b.inbox("bob") == sent
+
+
+@pytest.mark.req("PIPE-9")
+async def test_readers_that_do_not_exist_fill_no_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source can name others with every event. The seed forgets them, and still tells a lie from the truth."""
+    monkeypatch.setattr("agentpost.delivery.mirror._MOST_MARKS", 3)
+    a, seed, b = await _three(world)
+    from_a = Pipe(a, seed)
+    sent = [await a.send("bob")]
+    for number in range(10):
+        world.room.add_agent("nobody", f"nowhere-{number}")
+        await a.send("nobody")
+        await settle(from_a)
+    keeper = seed.hub.reader("node-a", is_whole=True)
+    assert isinstance(keeper, MirrorKeeper)
+    assert len(keeper._marks) <= 3
+    sent.append(await a.send("bob"))
+    await settle(from_a)
+    assert (from_a.right.refusal, seed.incidents()) == (None, [])
+    for number in range(10, 13):
+        world.room.add_agent("nobody", f"nowhere-{number}")
+        await a.send("nobody")
+    await settle(from_a)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a)
+    assert seed.incidents() == ["stream_broken"]
+    await settle(Pipe(b, seed))
+    assert b.inbox("bob") == sent
+    # Somebody who joins under such a name has its mail.
+    late = await world.add("nowhere-4", "nobody")
+    await settle(Pipe(late, seed))
+    assert len(late.inbox("nobody")) == 1
+
+
+async def _left_behind(world: World) -> tuple[Node, Node, Node]:
+    """A seed, another that was cut off while the first one pruned, and the reader bob, who has all but the last."""
+    a, seed, b = await _three(world)
+    other = await world.add("other-seed", tier=NodeTier.BACKBONE)
+    between, from_a = Pipe(seed, other), Pipe(a, seed)
+    await a.send("bob")
+    await settle(from_a, between)
+    between.cut()
+    await a.send("sam")
+    await settle(from_a)
+    await seed.store.prune_mirror("node-a", through_seq=2)
+    await a.send("bob")
+    await settle(from_a)
+    from_a.cut()
+    return seed, other, b
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_that_was_left_behind_begins_anew_at_another(world: World) -> None:
+    """Nobody has what comes next, and nobody waits for what it has: it goes on with what the other seed still has."""
+    seed, other, b = await _left_behind(world)
+    early = Pipe(b, other)
+    await settle(early)
+    assert len(b.inbox("bob")) == 1
+    await settle(Pipe(other, seed), early)
+    await b.hub.tick()
+    await settle(early)
+    position = other.store.mirror_position("node-a")
+    assert position is not None
+    assert (position.floor_seq, position.last_seq) == (2, 3)
+    assert len(b.inbox("bob")) == 2
+    assert b.incidents() == other.incidents() == []
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_keeps_what_a_reader_waits_for_even_if_it_was_left_behind(world: World) -> None:
+    """Whatever another seed says: it begins anew only when the reader has come for its mail."""
+    seed, other, b = await _left_behind(world)
+    between = Pipe(other, seed)
+    await settle(between)
+    to_b = Pipe(b, other)
+    await settle(between, to_b)
+    assert len(b.inbox("bob")) == 1
+    world.clock.advance(300_000)
+    await other.hub.tick()
+    await settle(between, to_b)
+    assert len(b.inbox("bob")) == 2
+    assert b.incidents() == other.incidents() == []
+
+
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_does_not_blame_another_for_what_a_source_signed(world: World) -> None:
+    """One that has seen less of the outbox cannot tell that its source lies. The link between the two stays."""
+    a, seed, _ = await _three(world)
+    other = await world.add("other-seed", "otto", tier=NodeTier.BACKBONE)
+    await a.send("bob")
+    pipes = Pipe(a, other), Pipe(a, seed)
+    await settle(*pipes)
+    for pipe in pipes:
+        pipe.cut()
+    await seed.store.prune_mirror("node-a", through_seq=1)
+    seed.restart()
+    from_a = Pipe(a, seed)
+    from_a.right.meddle = _false_marks(world, "node-a")
+    await a.send("bob")
+    await settle(from_a)
+    between = Pipe(other, seed)
+    await settle(between)
+    assert between.left.refusal is None
+    assert other.incidents() == ["mirror_broken"]
+    event_id = await seed.send("otto", sender="sam")
+    await settle(between)
+    assert other.inbox("otto") == [event_id]

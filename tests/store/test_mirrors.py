@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.errors import Code
@@ -190,7 +191,7 @@ async def test_a_new_epoch_drops_what_was_mirrored(store: Store) -> None:
 
 @pytest.mark.req("PIPE-9", "PIPE-7")
 async def test_a_pruned_mirror_goes_on(store: Store) -> None:
-    """What was pruned is gone from all of its streams, and the chains go on over it."""
+    """What was pruned is gone from all of its streams, and what comes next is kept after it."""
     await keep(store, 2, 5)
     assert await store.prune_mirror(PEER, through_seq=4) == 4
     assert await store.prune_mirror(PEER, through_seq=4) == 0
@@ -200,12 +201,28 @@ async def test_a_pruned_mirror_goes_on(store: Store) -> None:
     assert (part.after_seq, seqs(part)) == (4, [5])
     assert shown(store.read_mirror(PEER, C, 0)) == ([], 5, b"head 5")
     await store.keep_mirror(a_mirror_batch(5, 7))
-    part = store.read_mirror(PEER, C, 2)
-    assert part is not None
-    expected = CHAIN_START
-    for seq in (1, 2, 6):
-        expected = next_chain(expected, raw_at(seq))
-    assert (seqs(part), part.events[0].chain) == ([6], expected)
+    assert shown(store.read_mirror(PEER, C, 2)) == ([6], 7, b"head 7")
+
+
+async def test_nothing_is_left_of_readers_that_only_pruned_events_name(home: Path) -> None:
+    """A source can name readers that do not exist, others with every event: a mirror does not grow by that."""
+    store = open_sqlite(home)
+
+    def rows() -> int:
+        tables = [name for (name,) in store._reader().rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return sum(store._reader().value(f"SELECT count(*) FROM {name}") for name in tables if "mirror" in name)  # noqa: S608
+
+    async def name_another(seq: int) -> None:
+        (event,) = a_mirror_batch(seq - 1, seq).events
+        await store.keep_mirror(a_mirror_batch(seq - 1, seq, events=(replace(event, to_nodes=(f"nobody-{seq}",)),)))
+        await store.prune_mirror(PEER, through_seq=seq)
+
+    await name_another(1)
+    before = rows()
+    for seq in range(2, 20):
+        await name_another(seq)
+    assert rows() == before
+    await store.close()
 
 
 @pytest.mark.req("PIPE-9", "PIPE-7")
@@ -220,6 +237,19 @@ async def test_a_mirror_that_was_pruned_to_nothing_keeps_its_last_head(store: St
     assert store.read_whole_mirror(PEER, 0) is None
     await store.keep_mirror(a_mirror_batch(5, 6))
     assert shown(store.read_whole_mirror(PEER, 5)) == ([6], 6, b"head 6")
+
+
+@pytest.mark.req("PIPE-9")
+async def test_the_last_head_for_a_reader_covers_its_last_event(store: Store) -> None:
+    """Later heads say nothing of it. There is none for whom nothing is kept, or not any more."""
+    await keep(store, 2, 4, 6, 7)
+    assert store.last_head_for(PEER, C) == b"head 6"
+    assert store.last_head_for(PEER, D) == b"head 4"
+    assert store.last_head_for(PEER, "node-z") is None
+    assert store.last_head_for("node-z", C) is None
+    await store.prune_mirror(PEER, through_seq=4)
+    assert store.last_head_for(PEER, C) == b"head 6"
+    assert store.last_head_for(PEER, D) is None
 
 
 async def test_a_mirror_is_there_after_a_restart(home: Path) -> None:

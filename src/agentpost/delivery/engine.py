@@ -84,7 +84,15 @@ class Engine:
         )
         self.outcomes = Outcomes(store=store, publisher=self.publisher, wakeups=wakeups)
         self.links = LinkHub(
-            store, room, signing=signing, maker=maker, clock=clock, wakeups=wakeups, tier=tier, policy=policy
+            store,
+            room,
+            signing=signing,
+            maker=maker,
+            clock=clock,
+            wakeups=wakeups,
+            tier=tier,
+            policy=policy,
+            readers=readers,
         )
         self.task_moves = TaskMoves(store=store, publisher=self.publisher, maker=maker, clock=clock)
         self.dispatcher = Dispatcher(

@@ -300,8 +300,6 @@ class MirrorFeed(Feed):
         super().__init__(subscribe, consumer=consumer)
         self._store = store
         self._epoch = subscribe.epoch
-        # The head of what was sent last.
-        self._sent_head: bytes | None = None
 
     def _next(self, max_bytes: int) -> Events | None:
         kept = self._store.mirror_position(self.source)
@@ -310,10 +308,7 @@ class MirrorFeed(Feed):
         if self._epoch != kept.epoch:
             if self._epoch is not None:
                 self._start_over()
-            self._epoch, self._sent_head = kept.epoch, None
-        if self._sent_head is not None and kept.floor_seq > self._position:
-            # Meanwhile this mirror lost what comes next, or never got it: it was pruned, or the mirror began anew.
-            self._unchecked_chain = self._signed_chain(self._sent_head)
+            self._epoch = kept.epoch
         if self.is_whole:
             part = self._store.read_whole_mirror(self.source, self._position)
         else:
@@ -321,14 +316,13 @@ class MirrorFeed(Feed):
         # A head without an event for the reader has no mark for it: there is nothing that it could check.
         if part is None or not part.events:
             return None
-        raws = [event.raw for event in part.events]
+        raws, signed_chain = [event.raw for event in part.events], self._signed_chain(part.head)
         is_start = self.is_whole and self._position == 0 and part.after_seq > 0
-        if is_start:
-            self._unchecked_chain = None
-        elif (had := self._unchecked_chain) is not None:
-            # What the reader will do: if it does not fit, the reason is what is missing here, not what was altered.
-            self._check_fit(chain_over(had, raws) == self._signed_chain(part.head), kept.floor_seq)
-        self._sent_head = part.head
+        if not is_start and (had := self._unchecked_chain) is not None:
+            # What the reader will do. If it does not fit, something is missing here, since the mirror was pruned or
+            # began anew, or its source contradicts itself: either way nothing was altered here.
+            self._check_fit(chain_over(had, raws) == signed_chain, kept.floor_seq)
+        self._unchecked_chain = signed_chain
         return Events(
             source=self.source,
             epoch=part.epoch,

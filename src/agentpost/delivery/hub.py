@@ -4,7 +4,7 @@ A source is read over a direct link if there is one, else through a seed that mi
 somebody could not give an outbox as its owner signed it, the choice is made anew. What a session says is in `link`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -13,6 +13,7 @@ from agentpost.delivery.feed import SubscriberNotes
 from agentpost.delivery.fetch import BlobFetcher
 from agentpost.delivery.intake import Intake
 from agentpost.delivery.joint import JointReader
+from agentpost.delivery.keeping import CursorCopy, first_awaited
 from agentpost.delivery.link import Key, LinkSession
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.mirror import MirrorKeeper, choose
@@ -48,7 +49,9 @@ class LinkHub:
         wakeups: Wakeups,
         tier: NodeTier,
         policy: DeliveryPolicy | None = None,
+        readers: Callable[[str], Iterable[CursorCopy]] | None = None,
     ) -> None:
+        """`readers` gives the cursors that the room has of one source."""
         policy = policy or DeliveryPolicy()
         self.store = store
         self.room = room
@@ -62,6 +65,7 @@ class LinkHub:
             store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
         )
         self._policy = policy
+        self._cursors_of = readers
         self._is_mirror = tier is NodeTier.BACKBONE
         self.tasks = TaskOwner("links")
         self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self.tasks)
@@ -205,6 +209,20 @@ class LinkHub:
         """Ask somebody else for this outbox for a while; there may be nobody else."""
         self._distrusted[session.peer, source] = self.clock.monotonic_ms() + _DISTRUST_MS
         self.choose()
+
+    async def begin_mirror_anew(self, session: LinkSession, source: str) -> None:
+        """Go on with what another seed still has, where nobody else has what comes next.
+
+        Only once nobody waits for what is kept here: it may be all that is left of it, and the other seed may lie.
+        """
+        kept = self.store.mirror_position(source)
+        if (source, True) in self._chosen or kept is None or not kept.last_seq:
+            return
+        readers = () if self._cursors_of is None else self._cursors_of(source)
+        if first_awaited(kept, self.store, self.room, readers) is None:
+            await self._mirror_keeper(source).start_over()
+            self._distrusted.pop((session.peer, source), None)
+            self.choose()
 
     async def tick(self) -> None:
         """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""

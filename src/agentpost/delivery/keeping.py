@@ -22,7 +22,7 @@ from agentpost.store.values import Cursor, MirrorPosition
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
-__all__ = ["CursorCopy", "DeliveryCopy", "Keeper", "Kept", "RoomCopies"]
+__all__ = ["CursorCopy", "DeliveryCopy", "Keeper", "Kept", "RoomCopies", "first_awaited"]
 
 _log = logging.getLogger(__name__)
 
@@ -189,22 +189,8 @@ class Keeper:
         beyond_retention = mirror.last_seq - self._policy.mirror_retention_events
         if self._readers is None:
             return max(beyond_retention, 0)
-        taken = {
-            copy.consumer_node_id: copy.last_seq
-            for copy in self._readers(mirror.source_node_id)
-            if copy.epoch == mirror.epoch
-        }
-        own = self._store.cursor(mirror.source_node_id)
-        if own is not None and own.epoch == mirror.epoch:
-            taken[self._store.node_id] = own.last_seq
-        needed_from = mirror.last_seq + 1
-        for node_id in self._room.snapshot().nodes:
-            if node_id == mirror.source_node_id:
-                continue
-            after_seq = max(taken.get(node_id, 0), mirror.floor_seq)
-            waiting = self._store.read_mirror(mirror.source_node_id, node_id, after_seq)
-            if waiting is not None and waiting.events:
-                needed_from = min(needed_from, waiting.events[0].seq)
+        awaited = first_awaited(mirror, self._store, self._room, self._readers(mirror.source_node_id))
+        needed_from = mirror.last_seq + 1 if awaited is None else awaited
         # PIPE-7: the window stays also where everybody has read on.
         return max(needed_from - 1 - self._policy.retention_events, beyond_retention, 0)
 
@@ -297,6 +283,23 @@ class Keeper:
                 _log.warning("the room did not take the delivery record: %s", refusal.message)
             # Coalesced: whatever happens meanwhile goes into the next one.
             await asyncio.sleep(self._policy.room_copy_every_seconds)
+
+
+def first_awaited(mirror: MirrorPosition, store: Store, room: RoomView, readers: Iterable[CursorCopy]) -> int | None:
+    """The first event of a mirror that somebody in the room lacks; None if everybody has what is for it."""
+    taken = {copy.consumer_node_id: copy.last_seq for copy in readers if copy.epoch == mirror.epoch}
+    own = store.cursor(mirror.source_node_id)
+    if own is not None and own.epoch == mirror.epoch:
+        taken[store.node_id] = own.last_seq
+    awaited: list[int] = []
+    for node_id in room.snapshot().nodes:
+        if node_id == mirror.source_node_id:
+            continue
+        after_seq = max(taken.get(node_id, 0), mirror.floor_seq)
+        waiting = store.read_mirror(mirror.source_node_id, node_id, after_seq)
+        if waiting is not None and waiting.events:
+            awaited.append(waiting.events[0].seq)
+    return min(awaited, default=None)
 
 
 def _same_place(copy: CursorCopy, before: CursorCopy | None) -> bool:

@@ -460,7 +460,7 @@ class LinkSession:
                 pass
             case Verdict.APART:
                 self._read_apart(frame.source)
-            case Verdict.REGRESSED | Verdict.UNKNOWN:
+            case Verdict.REGRESSED | Verdict.UNKNOWN | Verdict.CONTRADICTED:
                 self._hub.distrust(self, frame.source)
         return verdict is Verdict.TAKEN
 
@@ -484,6 +484,8 @@ class LinkSession:
         if code is Code.SEQUENCE_GAP and isinstance(reader, StreamReader):
             reader.note_gap()
         self._hub.distrust(self, refused.source)
+        if code is Code.SEQUENCE_GAP and isinstance(reader, MirrorKeeper):
+            await self._hub.begin_mirror_anew(self, refused.source)
 
     def _read_apart(self, source: str) -> None:
         """The two readers of the outbox go on by themselves, each from where it is."""

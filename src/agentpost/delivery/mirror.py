@@ -6,7 +6,7 @@ checked first, so that a reader's complaint means that the mirror is at fault, a
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,7 @@ from agentpost.delivery.intake import Intake, NewBlob
 from agentpost.delivery.ports import RoomView
 from agentpost.delivery.reader import Verdict, is_later_epoch, signed_head
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.heads import OutboxHead, next_chain
+from agentpost.protocol.heads import OutboxHead, decode_head, next_chain
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, Cursor, MirrorBatch, MirrorEvent, NamedPayload
@@ -36,6 +36,9 @@ class _Outline(Struct, rename="camel", gc=False):
 
 _outline = msgspec.msgpack.Decoder(_Outline)
 
+# A source can name readers that do not exist, as many as it likes. What is forgotten is read from the store again.
+_MOST_MARKS: Final = 4096
+
 # The last event of a stream and the chain up to it; None where the start of the stream was not seen.
 _End = tuple[int, bytes | None]
 
@@ -49,6 +52,10 @@ class Checked(Struct, frozen=True, kw_only=True):
     mail: list[bytes]
     payloads: list[NamedPayload]
     has_unreadable: bool
+
+
+class _Contradiction(Refusal):
+    """The owner of an outbox signed its events, and with them a head that says something else of them."""
 
 
 class MirrorKeeper:
@@ -73,11 +80,10 @@ class MirrorKeeper:
         self._on_kept = on_kept
         self._on_blobs = on_blobs
         self.lock = asyncio.Lock()
-        # Each reader's chain as far as it was seen; None once the start was not seen.
+        # Where the chains of readers' streams end, as far as that was needed since the start.
         self._marks: dict[str, bytes] = {}
         # Where the mirror ends. Nobody else keeps anything in it, and what is refused changes nothing.
         self._position: Cursor | None = None
-        self._knows_all = self.position() is None
 
     def position(self) -> Cursor | None:
         """How far the outbox is mirrored here."""
@@ -101,6 +107,9 @@ class MirrorKeeper:
             except Refusal as refusal:
                 if refusal.code in (Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED):
                     await self._intake.report("mirror_broken", self.source_node_id, reason=refusal.message)
+                if isinstance(refusal, _Contradiction) and not is_direct:
+                    # A mirror that began later than this one cannot know.
+                    return Verdict.CONTRADICTED
                 raise
 
     async def start_over(self) -> None:
@@ -109,7 +118,7 @@ class MirrorKeeper:
             at = self.position()
             if at is not None:
                 await self._store.restart_mirror(self.source_node_id, epoch=at.epoch, at_ms=self._clock.now_ms())
-                self._marks, self._knows_all, self._position = {}, False, None
+                self._marks, self._position = {}, None
 
     async def _take(self, frame: Events, *, is_direct: bool) -> Verdict:
         head = signed_head(frame, self._room)
@@ -119,7 +128,7 @@ class MirrorKeeper:
                 return Verdict.STALE
             await self._intake.report("epoch_changed", self.source_node_id, before=at.epoch, now=frame.epoch)
             await self._store.restart_mirror(self.source_node_id, epoch=frame.epoch, at_ms=self._clock.now_ms())
-            self._marks, self._knows_all, self._position, at = {}, True, None, None
+            self._marks, self._position, at = {}, None, None
         last_seq = at.last_seq if at else 0
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
@@ -151,8 +160,6 @@ class MirrorKeeper:
             self._marks[own] = own_chain
         outlines = [_read_outline(raw) for raw in frame.events]
         before_chain = (frame.before_chain if is_start else None) or (at.last_chain if at else CHAIN_START)
-        if is_start:
-            self._knows_all = False
         events, ends, mail = self._chained(frame, outlines, before_chain, own)
         if not events or events[-1].chain != head.chain or events[-1].seq != frame.through_seq:
             raise self._broken("the events are not those that its owner signed")
@@ -191,6 +198,8 @@ class MirrorKeeper:
             updated_at_ms=batch.at_ms,
         )
         self._marks |= checked.chains
+        if len(self._marks) > _MOST_MARKS:
+            self._marks = {}
         self._on_kept(self.source_node_id, frozenset(checked.chains))
         if checked.payloads:
             self._on_blobs(
@@ -214,7 +223,6 @@ class MirrorKeeper:
         events: list[MirrorEvent] = []
         ends: dict[str, _End] = {}
         mail: list[bytes] = []
-        unknown = CHAIN_START if self._knows_all else None
         for seq, (raw, outline) in enumerate(zip(frame.events, outlines, strict=True), start=frame.after_seq + 1):
             chain = next_chain(chain, raw)
             if outline is None:
@@ -232,7 +240,7 @@ class MirrorKeeper:
             readers: dict[str, bytes | None] = {}
             for node_id in outline.to_nodes:
                 if node_id not in readers:
-                    before = ends[node_id][1] if node_id in ends else self._marks.get(node_id, unknown)
+                    before = ends[node_id][1] if node_id in ends else self._mark_before(node_id, frame.after_seq)
                     readers[node_id] = after = None if before is None else next_chain(before, raw)
                     ends[node_id] = (seq, after)
             if own in readers:
@@ -251,6 +259,25 @@ class MirrorKeeper:
             )
         return events, ends, mail
 
+    def _mark_before(self, node_id: str, after_seq: int) -> bytes | None:
+        """Where the chain of a reader's stream ends before a batch; None if this mirror has seen too little of it.
+
+        After a restart the heads that are kept still say it: only what their owner signed is held against it.
+        """
+        if node_id in self._marks:
+            return self._marks[node_id]
+        if node_id == self.source_node_id:
+            return CHAIN_START  # What a node writes to itself nobody else reads.
+        if node_id == self._store.node_id:
+            return None  # The mirror lacks what this gateway took with a batch; its stream reader checks the rest.
+        raw = self._store.last_head_for(self.source_node_id, node_id)
+        mark = None if raw is None else decode_head(raw).streams.get(node_id)
+        if mark is not None:
+            return mark.chain
+        kept = self._store.mirror_position(self.source_node_id)
+        begins_after = kept.floor_seq if kept and kept.last_seq else after_seq
+        return CHAIN_START if begins_after == 0 else None
+
     def _checked_marks(self, head: OutboxHead, ends: Mapping[str, _End]) -> dict[str, bytes]:
         """The chain of every reader that has an event here, if the head says the same: they will check it."""
         checked: dict[str, bytes] = {}
@@ -260,7 +287,8 @@ class MirrorKeeper:
                 continue
             mark = head.streams.get(node_id)
             if mark is None or mark.seq != seq or chain not in (None, mark.chain):
-                raise self._broken(f"its head does not say where the stream of {node_id} ends")
+                problem = f"its head does not say where the stream of {node_id:.128} ends"
+                raise _Contradiction(Code.CONFLICT, f"the outbox of {self.source_node_id}: {problem}", field="head")
             checked[node_id] = mark.chain
         return checked
 

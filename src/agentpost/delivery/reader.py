@@ -37,6 +37,7 @@ class Verdict(StrEnum):
     STALE = "stale"  # of an earlier life of the source, from somebody who has not heard of the present one
     REGRESSED = "regressed"  # the source's outbox ends before what was read from it
     APART = "apart"  # what was read for two purposes at once has to be read for each by itself
+    CONTRADICTED = "contradicted"  # the source signed what does not fit together; who passed it on is not at fault
     UNKNOWN = "unknown"  # nobody in this mesh has the key that would sign for the source, or not any more
 
 

@@ -311,6 +311,10 @@ class Store(ExternalStore, Protocol):
         """
         ...
 
+    def last_head_for(self, source_node_id: str, consumer_node_id: str) -> bytes | None:
+        """The head that covers the last event for a reader; None if no event for it is kept."""
+        ...
+
     def prune_mirror(self, source_node_id: str, *, through_seq: int) -> Awaitable[int]:
         """Drop the events of a mirror through `through_seq`. Gives how many there were."""
         ...

@@ -28,7 +28,6 @@ class _Mirror:
         # Each with the seq up to which it covers the events.
         self.heads: list[tuple[int, bytes, bytes]] = []
         self.streams: dict[str, list[Head]] = {}
-        self.ends: dict[str, bytes] = {}
 
     def keep(self, batch: MirrorBatch) -> None:
         events = rules.unmirrored(batch, self.position)
@@ -37,8 +36,9 @@ class _Mirror:
         for event in events:
             self.events[event.seq] = event
             for node_id in dict.fromkeys(event.to_nodes):
-                self.ends[node_id] = next_chain(self.ends.get(node_id, CHAIN_START), event.raw)
-                self.streams.setdefault(node_id, []).append(Head(seq=event.seq, chain=self.ends[node_id]))
+                stream = self.streams.setdefault(node_id, [])
+                chain = next_chain(stream[-1].chain if stream else CHAIN_START, event.raw)
+                stream.append(Head(seq=event.seq, chain=chain))
         self.heads.append((batch.through_seq, batch.head, batch.signature))
         self.position = replace(
             self.position,
@@ -57,8 +57,11 @@ class _Mirror:
         self.events = {seq: event for seq, event in self.events.items() if seq > through_seq}
         # The last head stays: it tells readers how far they may pass what was not for them.
         self.heads = [head for head in self.heads[:-1] if head[0] > through_seq] + self.heads[-1:]
+        # A source can name readers that do not exist. Of a stream that is pruned to nothing nothing is kept.
         self.streams = {
-            node_id: [head for head in heads if head.seq > through_seq] for node_id, heads in self.streams.items()
+            node_id: [head for head in heads if head.seq > through_seq]
+            for node_id, heads in self.streams.items()
+            if heads[-1].seq > through_seq
         }
         self.position = replace(self.position, floor_seq=through_seq, floor_chain=floor_chain)
         return count
@@ -134,6 +137,14 @@ class MemoryMirrors(MemoryAgents):
         kept = (mirror.events[seq] for seq in range(after_seq + 1, head[0] + 1))
         events = [StreamEvent(seq=event.seq, chain=event.chain, raw=event.raw) for event in kept]
         return rules.mirror_slice(mirror.position, after_seq, head, events)
+
+    def last_head_for(self, source_node_id: str, consumer_node_id: str) -> bytes | None:
+        self._check_open()
+        mirror = self._mirrors.get(source_node_id)
+        stream = mirror.streams.get(consumer_node_id) if mirror else None
+        if mirror is None or not stream:
+            return None
+        return next(head[1] for head in mirror.heads if head[0] >= stream[-1].seq)
 
     async def prune_mirror(self, source_node_id: str, *, through_seq: int) -> int:
         self._check_open()

@@ -22,6 +22,7 @@ from agentpost.store.values import (
 
 __all__ = [
     "keep_mirror",
+    "last_head_for",
     "mirror_position",
     "mirrors",
     "prune_mirror",
@@ -81,7 +82,6 @@ def _stream_rows(database: Database, source: str, events: Iterable[MirrorEvent])
 
 def _stream_chain(database: Database, source: str, consumer: str) -> bytes:
     row = database.row(SQL.mirror_stream_end, (source, consumer))
-    row = row or database.row(SQL.mirror_stream_floor, (source, consumer))
     return row[1] if row else CHAIN_START
 
 
@@ -90,7 +90,6 @@ def restart_mirror(tx: Transaction, source_node_id: str, *, epoch: str, at_ms: i
         SQL.drop_mirror_events,
         SQL.drop_mirror_heads,
         SQL.drop_mirror_streams,
-        SQL.drop_mirror_stream_floors,
         SQL.unplace_payloads,
     ):
         tx.database.run(drop, (source_node_id,))
@@ -126,6 +125,13 @@ def read_whole_mirror(database: Database, source_node_id: str, after_seq: int) -
         return _slice(position, after_seq, head, rows)
 
 
+def last_head_for(database: Database, source_node_id: str, consumer_node_id: str) -> bytes | None:
+    with database.one_view():
+        end = database.row(SQL.mirror_stream_end, (source_node_id, consumer_node_id))
+        head = database.row(SQL.mirror_head_covering, (source_node_id, end[0])) if end else None
+        return head[1] if head else None
+
+
 def _slice(position: MirrorPosition, after_seq: int, head: Row, rows: Iterable[Row]) -> MirrorSlice:
     events = [StreamEvent(seq=row[0], chain=row[1], raw=row[2]) for row in rows]
     return mirror_slice(position, after_seq, (head[0], head[1], head[2]), events)
@@ -137,9 +143,7 @@ def prune_mirror(tx: Transaction, source_node_id: str, through_seq: int) -> int:
     if position is None or through_seq <= position.floor_seq:
         return 0
     readers = [row[0] for row in database.rows(SQL.mirror_readers, (source_node_id,))]
-    # Each stream keeps the chain that its next event builds on.
-    for statement in (SQL.move_mirror_stream_floor, SQL.prune_mirror_stream):
-        database.run_many(statement, [(source_node_id, node_id, through_seq) for node_id in readers])
+    database.run_many(SQL.prune_mirror_stream, [(source_node_id, node_id, through_seq) for node_id in readers])
     database.run(SQL.move_mirror_floor, (through_seq, source_node_id))
     database.run(SQL.prune_mirror_events, (source_node_id, through_seq))
     database.run(SQL.prune_mirror_heads, (source_node_id, through_seq))

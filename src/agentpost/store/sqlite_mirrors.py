@@ -28,5 +28,8 @@ class SqliteMirrors(SqlitePart):
     def read_whole_mirror(self, source_node_id: str, after_seq: int) -> MirrorSlice | None:
         return mirrors.read_whole_mirror(self._reader(), source_node_id, after_seq)
 
+    def last_head_for(self, source_node_id: str, consumer_node_id: str) -> bytes | None:
+        return mirrors.last_head_for(self._reader(), source_node_id, consumer_node_id)
+
     def prune_mirror(self, source_node_id: str, *, through_seq: int) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: mirrors.prune_mirror(tx, source_node_id, through_seq))

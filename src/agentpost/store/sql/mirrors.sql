@@ -29,9 +29,6 @@ FROM carray(?2)
 -- name: mirror_stream_end
 SELECT seq, chain FROM mirror_streams WHERE source_node_id = ? AND consumer_node_id = ? ORDER BY seq DESC LIMIT 1
 
--- name: mirror_stream_floor
-SELECT seq, chain FROM mirror_stream_floors WHERE source_node_id = ? AND consumer_node_id = ?
-
 -- name: next_in_mirror_stream
 SELECT min(seq) FROM mirror_streams WHERE source_node_id = ? AND consumer_node_id = ? AND seq > ?
 
@@ -60,12 +57,6 @@ WITH RECURSIVE readers (node_id) AS (
 )
 SELECT node_id FROM readers WHERE node_id IS NOT NULL
 
--- name: move_mirror_stream_floor
-INSERT INTO mirror_stream_floors (source_node_id, consumer_node_id, seq, chain)
-SELECT source_node_id, consumer_node_id, seq, chain FROM mirror_streams
-WHERE source_node_id = ? AND consumer_node_id = ? AND seq <= ? ORDER BY seq DESC LIMIT 1
-ON CONFLICT (source_node_id, consumer_node_id) DO UPDATE SET seq = excluded.seq, chain = excluded.chain
-
 -- name: prune_mirror_stream
 DELETE FROM mirror_streams WHERE source_node_id = ? AND consumer_node_id = ? AND seq <= ?
 
@@ -91,6 +82,3 @@ DELETE FROM mirror_heads WHERE source_node_id = ?
 
 -- name: drop_mirror_streams
 DELETE FROM mirror_streams WHERE source_node_id = ?
-
--- name: drop_mirror_stream_floors
-DELETE FROM mirror_stream_floors WHERE source_node_id = ?
