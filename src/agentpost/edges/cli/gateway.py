@@ -19,6 +19,7 @@ from agentpost.edges.cli.output import Format, FormatOption, escape, print_json,
 from agentpost.edges.garbage import spare_what_stays
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
 from agentpost.store.integrity import check_home
 from agentpost.world import SystemChance, SystemClock
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def up(
     node: NodeOption = None,
     tier: Annotated[
-        str | None, typer.Option("--tier", help="backbone (always on) or edge.", show_default=False)
+        NodeTier | None, typer.Option("--tier", help="backbone is always on; edge without it.", show_default=False)
     ] = None,
     listen: Annotated[
         str | None, typer.Option("--listen", help="host:port; port 0 takes a free one.", show_default=False)
@@ -109,7 +110,7 @@ def up(
     """
     flags = {
         "node": node,
-        "tier": tier,
+        "tier": None if tier is None else tier.value,
         "listen": listen,
         "public_url": public_url,
         "attempts_per_address": attempts_per_address,

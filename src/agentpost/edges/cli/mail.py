@@ -4,12 +4,20 @@ import contextlib
 import json
 import time
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption, seconds_of, text_of
+from agentpost.edges.cli.options import (
+    TIME,
+    CapabilitiesOption,
+    HomeOption,
+    expect_somebody,
+    seconds,
+    seconds_from,
+    text_of,
+)
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -24,12 +32,15 @@ from agentpost.edges.cli.output import (
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.payloads import Priority
 
 __all__ = ["only_agent", "register"]
 
 # Shorter than the client's patience with the gateway.
 _LOOK_SECONDS: Final = 5.0
 
+# As `delivery.dispatch` has them, which takes longer to load than the command to run.
+Resolution = Literal["retry", "settle"]
 AgentOption = Annotated[
     str | None, typer.Option("--agent", "-a", help="The agent; the only one here without it.", show_default=False)
 ]
@@ -55,20 +66,30 @@ def send(
     to: Annotated[
         list[str] | None, typer.Option("--to", "-t", help="An agent; again for more; all for everyone.")
     ] = None,
-    capability: Annotated[
-        list[str] | None, typer.Option("--capability", help="Whoever has it, instead of --to; again for more.")
-    ] = None,
+    capability: CapabilitiesOption = None,
     sender: Annotated[
         str | None, typer.Option("--from", "-f", help="Who says it; the only agent here without it.")
     ] = None,
     subject: Annotated[str | None, typer.Option("--subject", "-s", help="In a few words.")] = None,
-    priority: Annotated[str, typer.Option("--priority", help="low, normal or high.")] = "normal",
-    ttl: Annotated[str | None, typer.Option("--ttl", help="Not to be delivered after this time, as 2h.")] = None,
+    priority: Annotated[Priority, typer.Option("--priority", help="How urgent it is.")] = Priority.NORMAL,
+    ttl: Annotated[
+        int | None,
+        typer.Option(
+            "--ttl",
+            parser=seconds_from("1s", "366d"),
+            metavar=TIME,
+            help="Not to be delivered after this time, as 2h.",
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[
-        str | None,
+        int | None,
         typer.Option(
             "--wait",
             "-w",
+            parser=seconds,
+            metavar=TIME,
+            show_default=False,
             help="Wait so long for the answers, as 30s; exit 5 if one is missing, 1 if one cannot be delivered.",
         ),
     ] = None,
@@ -79,8 +100,8 @@ def send(
 
     It says at once who of them is away, since when, and how much they have waiting.
     """
+    expect_somebody(to, capability)
     client = OperatorClient(home_of(None, home=home))
-    patience = None if wait is None else seconds_of(wait, field="wait")
     receipt: dict[str, Any] = client.post(
         "/ansible/messages",
         {
@@ -91,10 +112,10 @@ def send(
             "body": text_of(body),
             "priority": priority,
             "expectsReply": wait is not None,
-            "ttlSeconds": None if ttl is None else seconds_of(ttl, field="ttl"),
+            "ttlSeconds": ttl,
         },
     )
-    if patience is None:
+    if wait is None:
         if output is Format.JSON:
             print_json(receipt)
         else:
@@ -102,7 +123,7 @@ def send(
         return
     if output is Format.TEXT:
         _print_receipt(receipt)
-    _print_answers(client, receipt, patience, output)
+    _print_answers(client, receipt, wait, output)
 
 
 def inbox(
@@ -143,13 +164,21 @@ def fetch(
     agent: Annotated[str | None, typer.Argument(help="The agent; the only one here without it.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=256, help="How many at most.")] = 1,
     wait: Annotated[
-        str | None, typer.Option("--wait", "-w", help="Wait so long for mail, as 60s; exit 5 if none comes.")
+        int | None,
+        typer.Option(
+            "--wait",
+            "-w",
+            parser=seconds_from("0s", "5m"),
+            metavar=TIME,
+            help="Wait so long for mail, as 60s, 5m at most; exit 5 if none comes.",
+            show_default=False,
+        ),
     ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Fetch mail for an agent that pulls: it is the caller's until it is answered, or until the lease is over."""
-    patience = 0 if wait is None else seconds_of(wait, field="wait")
+    patience = wait or 0
     # The gateway keeps its word a little late; the line must not be cut before that.
     client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
     name = agent or only_agent(client)
@@ -167,7 +196,7 @@ def fetch(
             print_said(text)
     if not fetched:
         if wait is not None:
-            stderr.print(f"nothing came for {escape(name)} within {wait}", highlight=False)
+            stderr.print(f"nothing came for {escape(name)} within {wait} s", highlight=False)
             raise typer.Exit(5)
         if output is Format.TEXT:
             stdout.print(f"nothing for {escape(name)}", highlight=False)
@@ -316,7 +345,7 @@ def tail(
 
 def resolve(
     event_id: Annotated[str, typer.Argument(help="The message.")],
-    how: Annotated[str, typer.Option("--how", help="retry: engage the agent again. settle: it has had it.")],
+    how: Annotated[Resolution, typer.Option("--how", help="retry: engage the agent again. settle: it has had it.")],
     agent: AgentOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
