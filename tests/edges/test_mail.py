@@ -158,6 +158,9 @@ def test_a_dead_letter_is_reported_shown_sent_again_and_purged(machines: Machine
     assert (unknown.returncode, unknown.stderr.split(":")[0]) == (1, "not_found")
     assert agentpost("deadletters", "resend", "--to", "nobody", *home).returncode == 0
     resent = json.loads(agentpost("deadletters", "resend", "--to", "builder", "-o", "json", *home).stdout)["resent"]
+    became = laptop.get(f"/ansible/messages/{sent}")["deliveries"][0]
+    assert (became["resentAs"], "answeredByEventId" in became) == (resent[0]["resentAs"], False)
+    assert f"DeadLetter expired, sent again as {resent[0]['resentAs']}" in agentpost("show", sent, *home).stdout
     lab.start()
     # It has as long to live as it had the first time, so it arrives, in time or not.
     eventually(lambda: resent[0]["resentAs"] in {line["eventId"] for line in lab.get("/ansible/agents/builder/inbox")})

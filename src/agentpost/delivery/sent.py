@@ -14,7 +14,10 @@ __all__ = ["SentMessage", "SentTo", "sent_message"]
 
 
 class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What became of a message for one recipient. `answer` is the body of its reply."""
+    """What became of a message for one recipient.
+
+    `answer` is the body of its reply, `resentAs` the event as which a dead letter was sent again.
+    """
 
     to_agent_id: str
     to_node_id: str | None
@@ -24,6 +27,7 @@ class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     reason: str | None = None
     answered_by_event_id: EventId | None = None
     answer: str | None = None
+    resent_as: EventId | None = None
 
 
 class SentMessage(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -43,6 +47,8 @@ def sent_message(store: Store, sealer: Sealer, event_id: EventId) -> SentMessage
 
 
 def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
+    # The store has one place for both: a dead letter has no answer, and nothing else is sent again.
+    is_dead = delivery.state is DeliveryState.DEAD_LETTER
     return SentTo(
         to_agent_id=delivery.to_agent_id,
         to_node_id=delivery.to_node_id,
@@ -50,8 +56,9 @@ def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
         is_over=delivery.state in DELIVERY.terminal,
         attempts=delivery.attempts,
         reason=delivery.reason,
-        answered_by_event_id=delivery.answered_by_event_id,
-        answer=_answer(store, sealer, delivery),
+        answered_by_event_id=None if is_dead else delivery.answered_by_event_id,
+        answer=None if is_dead else _answer(store, sealer, delivery),
+        resent_as=delivery.answered_by_event_id if is_dead else None,
     )
 
 
