@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -19,11 +20,14 @@ from agentpost.edges.cli.options import (
     text_of,
 )
 from agentpost.edges.cli.output import (
+    INTERRUPTED,
     Format,
     FormatOption,
     ago,
     escape,
+    print_error,
     print_json,
+    print_quoted,
     print_said,
     print_table,
     stderr,
@@ -98,7 +102,7 @@ def send(
 ) -> None:
     """Send a message to one or more agents. When this returns, the message is durable.
 
-    It says at once who of them is away, since when, and how much they have waiting.
+    It says at once who of them is away, since when, and how much their gateways have waiting.
     """
     expect_somebody(to, capability)
     client = OperatorClient(home_of(None, home=home))
@@ -123,7 +127,7 @@ def send(
         return
     if output is Format.TEXT:
         _print_receipt(receipt)
-    _print_answers(client, receipt, wait, output)
+    _print_answers(client, receipt["eventId"], wait, output)
 
 
 def inbox(
@@ -191,9 +195,9 @@ def fetch(
         sender = f"{engagement['fromAgentId']}@{engagement['fromNodeId']}"
         stdout.print(f"[bold]{engagement['eventId']}[/bold] from {escape(sender)}", highlight=False)
         if subject := content.get("subject"):
-            stdout.print(escape(subject), highlight=False, soft_wrap=True)
+            print_quoted(subject)
         if text := content.get("body"):
-            print_said(text)
+            print_quoted(text)
     if not fetched:
         if wait is not None:
             stderr.print(f"nothing came for {escape(name)} within {wait} s", highlight=False)
@@ -370,22 +374,32 @@ def _print_receipt(receipt: dict[str, Any]) -> None:
             continue
         seen = recipient.get("lastSeenMs")
         since = f", last seen {ago(now_ms - seen)}" if seen else ""
-        waiting = f", {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
-        stdout.print(f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False)
+        # What a gateway tells the room is one number for all of its agents.
+        waiting = f", its gateway has {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
+        stdout.print(
+            f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False, soft_wrap=True
+        )
     for rejected in receipt["rejected"]:
         stderr.print(f"  not to {escape(rejected['agentId'])}: {escape(rejected['reason'])}", highlight=False)
 
 
-def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: float, output: Format) -> None:
+def _print_answers(client: OperatorClient, event_id: str, patience: float, output: Format) -> None:
     """Wait until every recipient has answered, settled or failed."""
-    deadline = time.monotonic() + patience
-    path = f"/ansible/messages/{receipt['eventId']}"
-    while True:
-        left_seconds = min(max(deadline - time.monotonic(), 0.0), _LOOK_SECONDS)
-        found: dict[str, Any] = client.get(path, {"wait_seconds": round(left_seconds, 3)})
-        is_over = all(delivery["isOver"] for delivery in found["deliveries"])
-        if is_over or time.monotonic() >= deadline:
-            break
+    found: dict[str, Any] = {"eventId": event_id, "deliveries": []}
+    is_over = False
+    try:
+        for found in _looks(client, event_id, patience):
+            is_over = all(delivery["isOver"] for delivery in found["deliveries"])
+            if is_over:
+                break
+    except (Refusal, KeyboardInterrupt) as end:
+        # It is sent all the same. Who does not hear its id sends it twice.
+        if output is Format.JSON:
+            print_json(found)
+        if isinstance(end, Refusal):
+            raise _not_waited_for(event_id, end.code, end.message) from None
+        print_error(_not_waited_for(event_id, Code.UNAVAILABLE, "interrupted"), output)
+        raise typer.Exit(INTERRUPTED) from None
     if output is Format.JSON:
         print_json(found)
     else:
@@ -396,10 +410,29 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
         raise typer.Exit(1)
 
 
+def _looks(client: OperatorClient, event_id: str, patience: float) -> Iterator[dict[str, Any]]:
+    """What became of a message, again and again until the time is over, once at least."""
+    deadline = time.monotonic() + patience
+    is_last = False
+    while not is_last:
+        left_seconds = min(max(deadline - time.monotonic(), 0.0), _LOOK_SECONDS)
+        yield client.get(path_of("ansible", "messages", event_id), {"wait_seconds": round(left_seconds, 3)})
+        is_last = time.monotonic() >= deadline
+
+
+def _not_waited_for(event_id: str, code: Code, why: str) -> Refusal:
+    return Refusal(
+        code,
+        f"{event_id} is sent, but its answers were not waited for to the end: {why}",
+        hint=f"Do not send it again: `agentpost trace {event_id}` tells what became of it.",
+    )
+
+
 def _print_deliveries(found: dict[str, Any]) -> None:
     for delivery in found["deliveries"]:
         said = delivery.get("answer") or delivery.get("reason") or ""
-        print_said(said, after=f"  {escape(delivery['toAgentId'])}: {delivery['state']}")
+        again = f", sent again as {delivery['resentAs']}" if delivery.get("resentAs") else ""
+        print_said(said + again, after=f"  {escape(delivery['toAgentId'])}: {delivery['state']}")
 
 
 def only_agent(client: OperatorClient) -> str:

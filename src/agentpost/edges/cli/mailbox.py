@@ -12,7 +12,7 @@ import typer
 
 from agentpost.edges.cli.mailbox_serve import DEFAULT_FILE, serve
 from agentpost.edges.cli.options import text_of
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, print_table, say, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_quoted, print_table, say, stdout
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, DeadLetterEntry, MailboxMessage, to_wire
@@ -144,7 +144,7 @@ def _show(messages: list[MailboxMessage], output: Format) -> None:
         say("no message")
     for each in messages:
         stdout.print(f"[dim]{escape(each.msg_id)} from {escape(each.sender)}[/dim]", highlight=False)
-        print_said(each.payload)
+        print_quoted(each.payload)
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox ack analyst me:1743999600123456789[/bold]")

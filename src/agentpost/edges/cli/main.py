@@ -7,14 +7,12 @@ import typer
 from typer.exceptions import TyperException
 
 from agentpost.edges.cli.app import make_app
-from agentpost.edges.cli.output import Format, exit_code, print_error
+from agentpost.edges.cli.output import INTERRUPTED, Format, exit_code, print_error
 from agentpost.edges.cli.readers import end_when_nobody_reads
 from agentpost.edges.cli.usage import refusal_of
 from agentpost.protocol.errors import Refusal
 
 __all__ = ["main"]
-
-_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -38,5 +36,5 @@ def main() -> None:
         typer.echo("Aborted.", err=True)
         code = 1
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = INTERRUPTED
     raise SystemExit(code)

@@ -1,6 +1,7 @@
 """What a command prints: text for people, JSON for programs. Data goes to stdout, everything else to stderr."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -14,6 +15,7 @@ from rich.table import Table
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = [
+    "INTERRUPTED",
     "Format",
     "FormatOption",
     "ago",
@@ -22,6 +24,7 @@ __all__ = [
     "plain",
     "print_error",
     "print_json",
+    "print_quoted",
     "print_said",
     "print_table",
     "say",
@@ -33,7 +36,11 @@ __all__ = [
 stdout = Console(emoji=False)
 stderr = Console(stderr=True, emoji=False)
 
+# 128 and the number of SIGINT: what a shell says of a program that Ctrl-C ended.
+INTERRUPTED: Final = 130
+
 _WIDE: Final = 80
+_INDENT: Final = "    "
 _NO_TAG: Final = "[none][/none]"
 
 # What a terminal obeys or hides instead of showing it: control characters, marks of the writing direction, and what is
@@ -91,10 +98,15 @@ def print_said(text: str, *, after: str = "") -> None:
     said = plain(text)
     if after:
         stdout.print(after, end=" " if said else "\n", highlight=False, soft_wrap=True)
-        said = said.replace("\n", "\n    ")
+        said = said.replace("\n", f"\n{_INDENT}")
     # Past the console, which breaks lines and turns tabs into spaces.
     if said or not after:
         typer.echo(said)
+
+
+def print_quoted(text: str) -> None:
+    """What somebody said, below a line that tells who. It is indented, so that none of it passes for such a line."""
+    typer.echo(textwrap.indent(plain(text), _INDENT, lambda _: True))
 
 
 def print_json(value: Any) -> None:
