@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_a_reader_that_went_away_ends_the_command_without_a_word(words: tuple[st
     finally:
         os.close(writer)
     assert (shown.returncode, shown.stderr) == (NOBODY_READS, b"")
+
+
+def test_a_disk_that_is_full_loses_the_output_and_nothing_else() -> None:
+    """It is told in words, and the exit code is not 0."""
+    with Path("/dev/full").open("w") as full:
+        shown = subprocess.run([sys.executable, "-m", "agentpost", "errors"], stdout=full, stderr=subprocess.PIPE)
+    assert (shown.returncode, shown.stderr.count(b"\n")) == (1, 2)
+    assert b"No space left on device" in shown.stderr
 
 
 def test_an_error_that_nobody_reads_ends_the_same_way() -> None:

@@ -49,6 +49,9 @@ MISUSED = [
     ("incidents close first", "incident_id", "integer"),
     ("audit --limit 0", "limit", "greater than or equal to 1"),
     ("mailbox receive x --wait long", "wait", "number"),
+    ("agent revoke", None, "one of --session, --agent and --family"),
+    ("coordination set", None, "say a node, or --every, or both"),
+    ("mailbox serve", None, "--socket PATH, --http HOST:PORT, or both"),
     ("store", None, None),
     ("stroe", None, "'store'"),
     ("status --nonsense", None, "--nonsense"),
@@ -74,6 +77,22 @@ def test_wrong_usage_is_exit_code_2_with_what_is_allowed(
     error = json.loads(as_json.stderr)["error"]
     assert (as_json.returncode, as_json.stdout, error.get("field")) == (2, "", field)
     assert error["code"] in ("invalid_field", "missing_route_fields")
+
+
+@pytest.mark.parametrize("words", ["task show", "capability show", "review show", "deadletters show", "agents remove"])
+def test_an_empty_id_is_not_all_of_them(words: str, tmp_path: Path) -> None:
+    """Its path would be that of the list, whose answer is another."""
+    shown = run(words, "", home=tmp_path)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "an id or a name is empty" in shown.stderr
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """What the machine says of it is a sentence, not a traceback."""
+    file = "x" * 5000
+    shown = run("agent accept --url http://127.0.0.1:9 --agent x --token x --credentials", file, home=tmp_path)
+    assert (shown.returncode, "Traceback" in shown.stderr) == (2, False)
+    assert f"{file}: File name too long" in shown.stderr
 
 
 def test_words_that_are_repeated_for_a_quick_start_are_those_that_the_gateway_knows() -> None:

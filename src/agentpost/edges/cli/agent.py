@@ -146,6 +146,8 @@ def revoke(
     """End sessions of an agent outside the mesh. Calls that wait are cut, and no token of theirs is good any more."""
     given = {"sessionId": session, "agentId": agent, "familyId": family}
     body = {name: value for name, value in given.items() if value is not None}
+    if len(body) != 1:
+        raise typer.BadParameter("say one of --session, --agent and --family")
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/agent/revoke", body)
     if output is Format.JSON:
         print_json(done)

@@ -45,6 +45,8 @@ def set_coordinator(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Appoint the coordinator, or set how often it sweeps."""
+    if coordinator is None and every is None:
+        raise typer.BadParameter("say a node, or --every, or both")
     body = {
         "coordinator": coordinator,
         "sweepEverySeconds": every,

@@ -109,7 +109,7 @@ def send(
     receipt: dict[str, Any] = client.post(
         "/ansible/messages",
         {
-            "fromAgentId": sender or only_agent(client),
+            "fromAgentId": sender or only_agent(client, said_with="--from"),
             "toAgents": to or [],
             "requiredCapabilities": capability or [],
             "subject": subject,
@@ -139,7 +139,7 @@ def inbox(
 ) -> None:
     """What came for an agent, oldest first. Looking changes nothing."""
     client = OperatorClient(home_of(None, home=home))
-    name = agent or only_agent(client)
+    name = agent or only_agent(client, said_with="its id as an argument")
     lines: list[dict[str, Any]] = client.get(
         path_of("ansible", "agents", name, "inbox"), {"limit": limit, "only_open": "true" if only_open else "false"}
     )
@@ -185,7 +185,7 @@ def fetch(
     patience = wait or 0
     # The gateway keeps its word a little late; the line must not be cut before that.
     client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
-    name = agent or only_agent(client)
+    name = agent or only_agent(client, said_with="its id as an argument")
     body = {"limit": limit, "waitSeconds": patience}
     fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
     if output is Format.JSON:
@@ -435,8 +435,8 @@ def _print_deliveries(found: dict[str, Any]) -> None:
         print_said(said + again, after=f"  {escape(delivery['toAgentId'])}: {delivery['state']}")
 
 
-def only_agent(client: OperatorClient) -> str:
-    """The agent of a gateway that has one; a refusal that asks which one, if there are several."""
+def only_agent(client: OperatorClient, *, said_with: str = "--agent") -> str:
+    """The agent of a gateway that has one; a refusal that tells how to say which one, if there are several."""
     agents: list[dict[str, Any]] = client.get("/ansible/agents")
     if len(agents) == 1:
         return agents[0]["agentId"]
@@ -444,6 +444,6 @@ def only_agent(client: OperatorClient) -> str:
     hint = (
         "Add one with `agentpost agents add`."
         if not agents
-        else f"Say which one: {', '.join(agent['agentId'] for agent in agents[:10])}."
+        else f"Say which one with {said_with}: {', '.join(agent['agentId'] for agent in agents[:10])}."
     )
     raise Refusal(Code.NOT_FOUND, problem, hint=hint)

@@ -9,7 +9,8 @@ from typer.exceptions import TyperException
 from agentpost.edges.cli.app import make_app
 from agentpost.edges.cli.output import INTERRUPTED, Format, exit_code, print_error
 from agentpost.edges.cli.readers import end_when_nobody_reads
-from agentpost.edges.cli.usage import refusal_of
+from agentpost.edges.cli.usage import refusal_of, unusable_file
+from agentpost.edges.operator_client import not_utf8
 from agentpost.protocol.errors import Refusal
 
 __all__ = ["main"]
@@ -35,6 +36,16 @@ def main() -> None:
     except typer.Abort:
         typer.echo("Aborted.", err=True)
         code = 1
+    except UnicodeEncodeError:
+        # Words that are no text, as a shell can pass them, come to light wherever they are written first.
+        print_error(not_utf8(), wanted)
+        code = 1
+    except OSError as error:
+        refusal = unusable_file(error)
+        if refusal is None:
+            raise
+        print_error(refusal, wanted)
+        code = exit_code(refusal)
     except KeyboardInterrupt:
         code = INTERRUPTED
     raise SystemExit(code)

@@ -5,6 +5,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final, TextIO
 
+from agentpost.protocol.errors import Code, Refusal
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -22,12 +24,22 @@ class _Watched(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # What is still to be written, at the end of the process at the latest, has to go somewhere.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            self._go_nowhere()
             # Neither an error nor anybody's to catch: it passes through libraries and event loops as Ctrl-C does.
             raise SystemExit(NOBODY_READS) from None
+        except OSError as error:
+            self._go_nowhere()
+            raise Refusal(
+                Code.STORAGE_FULL,
+                f"what the command has to say cannot be written: {error.strerror}",
+                hint="Only that is lost; what it was to do is done. Free space where its output goes.",
+            ) from None
+
+    def _go_nowhere(self) -> None:
+        """What is still to be written, at the end of the process at the latest, has to go somewhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
 
 
 def end_when_nobody_reads() -> None:

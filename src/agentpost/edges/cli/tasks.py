@@ -89,7 +89,7 @@ def create(
     begins_with = None if task_input is None else _json(task_input, field="input")
     client = OperatorClient(home_of(None, home=home))
     body: dict[str, Any] = {
-        "requesterAgentId": requester or only_agent(client),
+        "requesterAgentId": requester or only_agent(client, said_with="--from"),
         "title": title,
         "description": description,
         "toAgents": to or [],

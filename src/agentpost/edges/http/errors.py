@@ -43,7 +43,7 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     elif error.status_code == 405:
         hint = f"{request.method} is not a method of this path."
     elif error.status_code == 404:
-        hint = "Check the path."
+        message, hint = "nothing is at this path", "Check the path, and the ids and names in it."
     refusal = Refusal(code, message, hint=hint)
     return Response(refusal.to_wire(), status_code=error.status_code, media_type=MediaType.JSON)
 
