@@ -52,6 +52,9 @@ def add(
     if command:
         options["argv"] = command
     chosen = runtime or ("command" if command else "pull")
+    if (chosen == "command") != ("argv" in options):
+        problem = "needs a program, after --" if chosen == "command" else "takes no program"
+        raise typer.BadParameter(f"the runtime {chosen} {problem}")
     body = {"agentId": agent_id, "runtime": chosen, "options": options}
     made: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/agents", body)
     if output is Format.JSON:
@@ -151,5 +154,6 @@ def _said(done: dict[str, Any], text: str, output: Format) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise Refusal(Code.INVALID_FIELD, f"{text!r:.60} is not name=value", field="option")
+        hint = "As in --option url=http://127.0.0.1:9000/hook."
+        raise Refusal(Code.INVALID_FIELD, f"{text!r:.60} is not name=value", field="option", hint=hint)
     return name, value

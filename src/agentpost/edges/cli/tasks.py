@@ -271,7 +271,10 @@ def cancel(
 def context(
     agent: AgentOption = None,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", help="How large it may be.", show_default="8192, or as configured")
+        int | None,
+        typer.Option(
+            "--max-bytes", min=512, max=1_048_576, help="How large it may be.", show_default="8192, or as configured"
+        ),
     ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
