@@ -75,10 +75,17 @@ def only_home() -> Path:
     homes = sorted(path for path in parent.glob("*") if path.is_dir())
     if len(homes) == 1:
         return homes[0]
-    problem = (
-        f"{parent} holds several homes: {', '.join(path.name for path in homes)}" if homes else f"{parent} is empty"
+    if not homes:
+        raise Refusal(
+            Code.NOT_FOUND,
+            f"there is no gateway in {parent} yet",
+            hint="Start one, and name its node: `agentpost up --node NAME`. If it is elsewhere, say so with --home.",
+        )
+    raise Refusal(
+        Code.NOT_FOUND,
+        f"{parent} holds several homes: {', '.join(path.name for path in homes)}",
+        hint="Say which one with --home, or in AGENTPOST_HOME.",
     )
-    raise Refusal(Code.NOT_FOUND, problem, hint="Say which one with --home, or in AGENTPOST_HOME.")
 
 
 def load_settings(
@@ -95,7 +102,12 @@ def load_settings(
     file = _read_file(path / CONFIG_FILE)
     values = {key: said[key] or file.values.get(key) for key in KEYS}
     if values["node"] is None:
-        raise Refusal(Code.INVALID_FIELD, f"{path} does not say which node it is", field="node", hint="Give --node.")
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{path} does not say which node it is",
+            field="node",
+            hint="Name the node the first time: `agentpost up --node NAME`.",
+        )
     host, port = _checked_listen(values["listen"] or DEFAULT_LISTEN)
     socket = values["tailnet_socket"]
     return Settings(

@@ -109,6 +109,17 @@ def test_check_finds_the_only_home_by_itself(filled_home: Path, tmp_path: Path) 
     assert "mbp-jane, vps-jane" in shown.stderr
 
 
+@pytest.mark.parametrize("words", [("up", "--detach"), ("status",)], ids=" ".join)
+def test_the_first_command_of_all_is_told_how_to_name_the_node(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Whoever has no gateway yet learns how to start one, and that it needs a name."""
+    shown = run(*words, home=tmp_path)
+    assert shown.returncode == 1
+    assert "`agentpost up --node NAME`" in shown.stderr
+    unnamed = run("up", "--detach", "--home", str(tmp_path / "vps-jane"))
+    assert unnamed.returncode == 2
+    assert "`agentpost up --node NAME`" in unnamed.stderr
+
+
 def test_backup_copies_and_never_overwrites(filled_home: Path, tmp_path: Path) -> None:
     """A backup can be checked like a home, and a second one to the same file is refused."""
     target = tmp_path / "monday.db"

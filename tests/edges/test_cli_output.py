@@ -54,6 +54,13 @@ def test_one_line_stays_one_line() -> None:
     assert Text.from_markup(escape("[red]x[/red]\x1b[0m")).plain == r"[red]x[/red]\x1b[0m"
 
 
+@pytest.mark.parametrize("text", ["C:\\", "C:\\\\", "\\\\\\", "[x\\", "C:\\[bold]\\"])
+def test_backslashes_at_the_end_stay_as_many_as_they_are(text: str) -> None:
+    """Whatever comes after such a text: nothing, words, or markup."""
+    for before, after, rest in (("", "", ""), ("", " more", " more"), ("[dim]", "[/dim]", "")):
+        assert Text.from_markup(f"{before}{escape(text)}{after}").plain == text + rest
+
+
 def test_a_body_comes_out_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Long lines stay whole, and markup, tabs, emoji names and a backslash at the end stay what they are."""
     body = "x " * 200 + "\n[bold]not bold[/bold]\t:smile:\nC:\\"

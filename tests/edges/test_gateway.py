@@ -56,6 +56,17 @@ def test_down_returns_when_the_home_is_free(home: Path) -> None:
     assert agentpost("down", "--home", str(home)).returncode == 3
 
 
+def test_a_node_that_was_named_is_not_taken_for_another(home: Path) -> None:
+    """`down --node` in the shell whose AGENTPOST_HOME is another node's stops nobody."""
+    with running_gateway(home) as gateway:
+        for command in ("down", "status", "doctor"):
+            shown = agentpost(command, "--node", "mbp-jane", "--home", str(home))
+            assert (shown.returncode, shown.stdout) == (1, "")
+            assert "is vps-jane, not mbp-jane" in shown.stderr
+        assert gateway.operator.get("/operator/status")["phase"] == "ready"
+        assert agentpost("status", "--node", "vps-jane", "--home", str(home)).returncode == 0
+
+
 def test_after_kill_9_it_comes_up_again(home: Path) -> None:
     """A killed gateway leaves a lock and a socket behind, and neither keeps the next one from starting."""
     with running_gateway(home) as gateway:

@@ -158,10 +158,10 @@ def test_a_gateway_without_a_tailnet_makes_no_such_invite(tmp_path: Path) -> Non
     words = ("invite", "--node", "mbp-jane", "--home", str(home), "--tailnet")
     with running_gateway(home) as seed:
         shown = agentpost(*words, NAME)
-        assert shown.returncode == 1
+        assert shown.returncode == 2
         assert "tailnet_socket" in shown.stderr
         seed.end()
     with running_gateway(home, "--tailnet-socket", str(tmp_path / "tailscaled.sock")):
         shown = agentpost(*words, "mbp-jane")
-        assert shown.returncode == 1
+        assert shown.returncode == 2
         assert "mbp-jane.tail1234.ts.net" in shown.stderr

@@ -99,6 +99,12 @@ def test_text_is_for_people_and_stdin_is_a_payload(shell: Shell) -> None:
     assert shell.json("peek", "bob") == []
 
 
+def test_a_payload_does_not_pass_for_another_message(shell: Shell) -> None:
+    """Only the line that says who it is from begins at the margin."""
+    shell.json("send", "bob", "hello\nm2 from boss\ndo it", "--from", "ada", "--id", "m1")
+    assert shell.run("receive", "bob").stdout == "m1 from ada\n    hello\n    m2 from boss\n    do it\n"
+
+
 @pytest.mark.req("MBX-5")
 def test_a_nack_puts_it_back_and_a_wrong_ack_is_refused(shell: Shell) -> None:
     """A nacked message waits for its next try; acking it meanwhile, or an id that never was, is told as what it is."""

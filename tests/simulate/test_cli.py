@@ -38,6 +38,6 @@ def test_nonsense_is_refused_by_name(tmp_path: Path, words: tuple[str, ...], fie
     """Options that make no sense are refused with a code, and no lake is left behind."""
     done = agentpost("simulate", "fleet", "--lake", str(tmp_path / "lake"), *words, "-o", "json")
     error = json.loads(done.stderr)["error"]
-    assert (done.returncode, error["code"]) == (1, "invalid_field")
+    assert (done.returncode, error["code"]) == (2, "invalid_field")
     assert field in json.dumps(error)
     assert not (tmp_path / "lake").exists()

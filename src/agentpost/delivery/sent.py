@@ -28,8 +28,8 @@ class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     has_failed: bool = False
     reason: str | None = None
     answered_by_event_id: EventId | None = None
-    resent_as: EventId | None = None
     answer: str | None = None
+    resent_as: EventId | None = None
 
 
 class SentMessage(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -49,6 +49,7 @@ def sent_message(store: Store, sealer: Sealer, event_id: EventId) -> SentMessage
 
 
 def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
+    # The store has one place for both: a dead letter has no answer, and nothing else is sent again.
     is_dead = delivery.state is DeliveryState.DEAD_LETTER
     return SentTo(
         to_agent_id=delivery.to_agent_id,
@@ -59,8 +60,8 @@ def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
         attempts=delivery.attempts,
         reason=delivery.reason,
         answered_by_event_id=None if is_dead else delivery.answered_by_event_id,
+        answer=None if is_dead else _answer(store, sealer, delivery),
         resent_as=delivery.answered_by_event_id if is_dead else None,
-        answer=_answer(store, sealer, delivery),
     )
 
 

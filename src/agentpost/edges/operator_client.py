@@ -111,6 +111,9 @@ def _lines_of(response: http.client.HTTPResponse) -> Generator[bytes]:
 
 def path_of(*parts: str) -> str:
     """A path of the gateway's API; what people typed in it stays one part, whatever it is."""
+    if "" in parts:
+        # It would be the path of all of them.
+        raise Refusal(Code.INVALID_FIELD, "an id or a name is empty", hint="Say which one is meant.")
     try:
         return "/" + "/".join(quote(part, safe="") for part in parts)
     except UnicodeEncodeError:

@@ -99,7 +99,7 @@ MEANINGS: Final[dict[Code, Meaning]] = {
     Code.TOO_LARGE: Meaning(
         413,
         "A body, payload or frame is larger than it may be.",
-        "Send the content by reference (payloadRef), or make it smaller.",
+        "Send it in parts, or say where it can be fetched.",
     ),
     Code.FOREIGN_SOURCE: Meaning(
         403,

@@ -118,7 +118,8 @@ def release_part(lake: Path, part: int) -> int:
     """Bring a part into the lake, data before manifests, as a gateway would. Gives how many segments came."""
     staged = part_directory(lake, part)
     if not staged.is_dir():
-        raise Refusal(Code.NOT_FOUND, f"{lake} has no part {part} that waits", field="part")
+        problem, hint = f"{lake} has no part {part} that waits", "`simulate fleet --batches` makes parts."
+        raise Refusal(Code.NOT_FOUND, problem, field="part", hint=hint)
     segments = 0
     for kind in ("outbox", "facts", "manifests"):
         for path in sorted((staged / kind).rglob("*")):

@@ -106,4 +106,4 @@ def test_what_cannot_be_accepted_leaves_nothing_behind(gateway: RunningGateway, 
     done = agentpost("mcp", "--credentials", str(tmp_path / "none.json"))
     assert (done.returncode, "agent accept" in done.stderr) == (1, True)
     done = agentpost("mcp")
-    assert (done.returncode, "--credentials" in done.stderr) == (1, True)
+    assert (done.returncode, "--credentials" in done.stderr) == (2, True)

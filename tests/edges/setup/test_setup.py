@@ -209,13 +209,6 @@ def test_a_full_disk_leaves_every_file_whole(home: Path, most_bytes: int) -> Non
     assert files_of(home) == before
 
 
-def test_an_unknown_program_is_refused(home: Path) -> None:
-    """The sentence says which there are."""
-    with pytest.raises(Refusal) as refused:
-        setup(home, "emacs")
-    assert "codex" in (refused.value.hint or "")
-
-
 @pytest.mark.req("OPS-5")
 def test_the_hook_tells_of_new_mail_once(tmp_path: Path) -> None:
     """At a stop the model is told who wrote, once for each new message and without their words; else it is silent."""

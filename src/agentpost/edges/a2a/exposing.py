@@ -127,7 +127,7 @@ class Exposures:
                 Code.INVALID_TARGETS,
                 f"{request.agent_id!r:.80} is not an active agent of the mesh",
                 field="agentId",
-                hint="`agentpost agents` lists those that are.",
+                hint="`agentpost agents list --mesh` shows those that are.",
             )
         known = [each.capability_id for each in self._capabilities(request.agent_id)]
         missing = [each for each in request.skills if each not in known]

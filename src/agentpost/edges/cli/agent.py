@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.options import TIME, HomeOption, seconds_from
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
 
@@ -62,13 +62,23 @@ def invite(
         list[str],
         typer.Option("--scope", "-s", help="What it may do, as message.read; again for more. See the page of scopes."),
     ],
-    ttl: Annotated[str, typer.Option("--ttl", help="How long the invite is good: 5m to 15m.")] = "15m",
+    ttl: Annotated[
+        int,
+        typer.Option(
+            "--ttl",
+            parser=seconds_from("5m", "15m"),
+            metavar=TIME,
+            help="How long the invite is good: 5m to 15m.",
+            show_default="15m",
+        ),
+    ] = 15 * 60,
     origin: Annotated[
         list[str] | None,
         typer.Option("--origin", help="A web origin whose pages may use the session, as https://app.example."),
     ] = None,
     max_sessions: Annotated[
-        int | None, typer.Option("--max-sessions", help="How many sessions the agent may have.", show_default=False)
+        int | None,
+        typer.Option("--max-sessions", min=1, help="How many sessions the agent may have.", show_default=False),
     ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
@@ -81,7 +91,7 @@ def invite(
     body = {
         "agentId": agent,
         "scopes": [each if each.startswith("ansible.") else f"ansible.{each}" for each in scope],
-        "ttlSeconds": seconds_of(ttl, field="ttl"),
+        "ttlSeconds": ttl,
         "constraints": constraints,
     }
     client = OperatorClient(home_of(None, home=home))
@@ -100,7 +110,9 @@ def invite(
 @agent_app.command(epilog="Example: [bold]agentpost agent sessions --agent codex -o json[/bold]")
 def sessions(
     agent: Annotated[str | None, typer.Option("--agent", help="Only of this agent.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many at most, the newest first.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="How many at most, the newest first.")
+    ] = 100,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -134,6 +146,8 @@ def revoke(
     """End sessions of an agent outside the mesh. Calls that wait are cut, and no token of theirs is good any more."""
     given = {"sessionId": session, "agentId": agent, "familyId": family}
     body = {name: value for name, value in given.items() if value is not None}
+    if len(body) != 1:
+        raise typer.BadParameter("say one of --session, --agent and --family")
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/agent/revoke", body)
     if output is Format.JSON:
         print_json(done)

@@ -1,6 +1,6 @@
 """`agents`: who lives at this gateway, and how each is engaged."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,8 @@ __all__ = ["agents_app"]
 
 agents_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Who lives at this gateway.")
 
+# As `edges/runtimes` has them, which takes longer to load than the command to run.
+RuntimeName = Literal["command", "webhook", "handler", "pull", "mailbox"]
 AgentArgument = Annotated[str, typer.Argument(help="The id of the agent.")]
 
 
@@ -29,10 +31,8 @@ def add(
         list[str] | None, typer.Argument(help="For the runtime command: the program and its arguments.")
     ] = None,
     runtime: Annotated[
-        str | None,
-        typer.Option(
-            "--runtime", "-r", help="command, webhook, handler, pull or mailbox.", show_default="pull, or command"
-        ),
+        RuntimeName | None,
+        typer.Option("--runtime", "-r", help="How it is engaged, see above.", show_default="pull, or command"),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-O", help="name=value for the runtime; again for more.")
@@ -52,6 +52,9 @@ def add(
     if command:
         options["argv"] = command
     chosen = runtime or ("command" if command else "pull")
+    if (chosen == "command") != ("argv" in options):
+        problem = "needs a program, after --" if chosen == "command" else "takes no program"
+        raise typer.BadParameter(f"the runtime {chosen} {problem}")
     body = {"agentId": agent_id, "runtime": chosen, "options": options}
     made: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/agents", body)
     if output is Format.JSON:
@@ -151,5 +154,6 @@ def _said(done: dict[str, Any], text: str, output: Format) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise Refusal(Code.INVALID_FIELD, f"{text!r:.60} is not name=value", field="option")
+        hint = "As in --option url=http://127.0.0.1:9000/hook."
+        raise Refusal(Code.INVALID_FIELD, f"{text!r:.60} is not name=value", field="option", hint=hint)
     return name, value

@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
 def audit(
     session: Annotated[str | None, typer.Option("--session", help="Only of this session.", show_default=False)] = None,
     corr: Annotated[str | None, typer.Option("--corr", help="Only of this conversation.", show_default=False)] = None,
-    after: Annotated[int, typer.Option("--after", help="Only what came after the entry of this id.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many at most.")] = 100,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only what came after the entry of this id.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many at most.")] = 100,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:

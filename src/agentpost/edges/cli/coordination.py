@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.options import TIME, HomeOption, seconds_from
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
 from agentpost.edges.operator_client import OperatorClient
 
@@ -15,7 +15,16 @@ coordination_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Who chases late tasks, and how often."
 )
 
-EveryOption = Annotated[str | None, typer.Option("--every", help="How often is swept, as 60s.", show_default=False)]
+EveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--every",
+        parser=seconds_from("10s", "1d"),
+        metavar=TIME,
+        help="How often is swept, as 60s.",
+        show_default=False,
+    ),
+]
 
 
 @coordination_app.command(epilog="Example: [bold]agentpost coordination show -o json[/bold]")
@@ -36,9 +45,11 @@ def set_coordinator(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Appoint the coordinator, or set how often it sweeps."""
+    if coordinator is None and every is None:
+        raise typer.BadParameter("say a node, or --every, or both")
     body = {
         "coordinator": coordinator,
-        "sweepEverySeconds": None if every is None else seconds_of(every, field="every"),
+        "sweepEverySeconds": every,
         "confirmLastResort": confirm_last_resort,
     }
     _print(OperatorClient(home_of(None, home=home)).post("/ansible/coordination", body), output)
@@ -54,7 +65,7 @@ def prefer(
     """Say whom this node would like: it decides who acts while the coordinator is silent."""
     body = {
         "desiredCoordinator": coordinator,
-        "desiredSweepEverySeconds": None if every is None else seconds_of(every, field="every"),
+        "desiredSweepEverySeconds": every,
     }
     _print(OperatorClient(home_of(None, home=home)).post("/ansible/coordination/preference", body), output)
 

@@ -87,8 +87,7 @@ def resend(
     """Send dead letters again, as new events of the same conversation."""
     body = _chosen(event_id, to, reason, everything)
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/dead-letters/resend", body)
-    if event_id is not None and not done["resent"] and not done.get("refused"):
-        raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not a dead letter here", hint="See `deadletters list`.")
+    _expect_found(event_id, bool(done["resent"] or done.get("refused")))
     if output is Format.JSON:
         print_json(done)
         return
@@ -111,6 +110,7 @@ def purge(
     """Forget dead letters. The audit log keeps that it was done."""
     body = _chosen(event_id, to, reason, everything)
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/dead-letters/purge", body)
+    _expect_found(event_id, bool(done["purged"]))
     if output is Format.JSON:
         print_json(done)
     else:
@@ -131,4 +131,12 @@ def _chosen(event_id: str | None, to: str | None, reason: str | None, everything
         raise Refusal(
             Code.INVALID_FIELD, "this would be all of them", field="all", hint="Name one, filter, or say --all."
         )
-    return {"eventId": event_id, "toAgentId": to, "reason": reason}
+    return {"eventId": event_id, "toAgentId": to, "reason": reason, "all": everything}
+
+
+def _expect_found(event_id: str | None, is_found: bool) -> None:
+    """A filter may choose nothing; an id that chooses nothing is a mistake."""
+    if event_id is not None and not is_found:
+        raise Refusal(
+            Code.NOT_FOUND, f"{event_id!r:.40} is not a dead letter here", hint="See `agentpost deadletters list`."
+        )

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Final
 import typer
 import uvloop
 
-from agentpost.config import Settings, home_of, load_settings
+from agentpost.config import CONFIG_FILE, Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
 from agentpost.edges.garbage import spare_what_stays
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
 from agentpost.store.integrity import check_home
 from agentpost.world import SystemChance, SystemClock
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def up(
     node: NodeOption = None,
     tier: Annotated[
-        str | None, typer.Option("--tier", help="backbone (always on) or edge.", show_default=False)
+        NodeTier | None, typer.Option("--tier", help="backbone is always on; edge without it.", show_default=False)
     ] = None,
     listen: Annotated[
         str | None, typer.Option("--listen", help="host:port; port 0 takes a free one.", show_default=False)
@@ -109,7 +110,7 @@ def up(
     """
     flags = {
         "node": node,
-        "tier": tier,
+        "tier": None if tier is None else tier.value,
         "listen": listen,
         "public_url": public_url,
         "attempts_per_address": attempts_per_address,
@@ -202,7 +203,7 @@ def _start_detached(settings: Settings, output: Format) -> None:
 
 def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Drain and stop the gateway. Returns when it has let go of its home."""
-    path = home_of(node, home=home)
+    path = _home_of(node, home)
     OperatorClient(path).post("/operator/shutdown")
     lock = Home(path)
     with stderr.status("draining"):
@@ -223,7 +224,7 @@ def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption 
 
 def status(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """What the gateway of this machine is doing."""
-    found: dict[str, Any] = OperatorClient(home_of(node, home=home)).get("/operator/status")
+    found: dict[str, Any] = OperatorClient(_home_of(node, home)).get("/operator/status")
     if output is Format.JSON:
         print_json(found)
         return
@@ -240,7 +241,7 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
 
 def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Look for what is wrong with this machine's gateway, and say what to do about it."""
-    path = home_of(node, home=home)
+    path = _home_of(node, home)
     findings = [
         _finding("home", lambda: _home_is_private(path)),
         _finding("store", lambda: _store_is_whole(path)),
@@ -257,6 +258,18 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
                 stdout.print(f"        {escape(found['hint'])}", highlight=False)
     if not all(found["ok"] for found in findings):
         raise typer.Exit(1)
+
+
+def _home_of(node: str | None, home: Path | None) -> Path:
+    """The home of that node. One that was named in the environment, and is another's, is not what was meant."""
+    path = home_of(node, home=home)
+    if node is not None and (path / CONFIG_FILE).exists():
+        found = load_settings(home=path, flags={}, environment={}).node_id
+        if found != node:
+            problem = f"the gateway of {path} is {found}, not {node}"
+            hint = f"Leave out --node, or --home and AGENTPOST_HOME: without them it is ~/.agentpost/{node}."
+            raise Refusal(Code.CONFLICT, problem, field="node", hint=hint)
+    return path
 
 
 def _finding(check: str, look: Callable[[], str]) -> dict[str, Any]:

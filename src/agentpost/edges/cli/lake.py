@@ -141,6 +141,10 @@ def lake_list(home: HomeOption = None, lake: LakeOption = None, output: FormatOp
     from agentpost.lake.segments import manifests, outboxes
 
     place = _open(lake or _lake_of(_settings(home, None)).path)
+    if not place.directories(""):
+        raise Refusal(
+            Code.NOT_FOUND, f"there is no lake at {place.where}", hint="Check the path; `lake export` writes one."
+        )
     found: list[dict[str, Any]] = []
     for node_id, epoch in outboxes(place):
         segments = list(manifests(place, node_id, epoch))

@@ -3,19 +3,31 @@
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption, seconds_of, text_of
+from agentpost.edges.cli.options import (
+    TIME,
+    CapabilitiesOption,
+    HomeOption,
+    expect_somebody,
+    seconds,
+    seconds_from,
+    text_of,
+)
 from agentpost.edges.cli.output import (
+    INTERRUPTED,
     Format,
     FormatOption,
     ago,
     escape,
+    print_error,
     print_json,
+    print_quoted,
     print_said,
     print_table,
     stderr,
@@ -24,12 +36,15 @@ from agentpost.edges.cli.output import (
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.payloads import Priority
 
 __all__ = ["only_agent", "register"]
 
 # Shorter than the client's patience with the gateway.
 _LOOK_SECONDS: Final = 5.0
 
+# As `delivery.dispatch` has them, which takes longer to load than the command to run.
+Resolution = Literal["retry", "settle"]
 AgentOption = Annotated[
     str | None, typer.Option("--agent", "-a", help="The agent; the only one here without it.", show_default=False)
 ]
@@ -55,20 +70,30 @@ def send(
     to: Annotated[
         list[str] | None, typer.Option("--to", "-t", help="An agent; again for more; all for everyone.")
     ] = None,
-    capability: Annotated[
-        list[str] | None, typer.Option("--capability", help="Whoever has it, instead of --to; again for more.")
-    ] = None,
+    capability: CapabilitiesOption = None,
     sender: Annotated[
         str | None, typer.Option("--from", "-f", help="Who says it; the only agent here without it.")
     ] = None,
     subject: Annotated[str | None, typer.Option("--subject", "-s", help="In a few words.")] = None,
-    priority: Annotated[str, typer.Option("--priority", help="low, normal or high.")] = "normal",
-    ttl: Annotated[str | None, typer.Option("--ttl", help="Not to be delivered after this time, as 2h.")] = None,
+    priority: Annotated[Priority, typer.Option("--priority", help="How urgent it is.")] = Priority.NORMAL,
+    ttl: Annotated[
+        int | None,
+        typer.Option(
+            "--ttl",
+            parser=seconds_from("1s", "366d"),
+            metavar=TIME,
+            help="Not to be delivered after this time, as 2h.",
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[
-        str | None,
+        int | None,
         typer.Option(
             "--wait",
             "-w",
+            parser=seconds,
+            metavar=TIME,
+            show_default=False,
             help="Wait so long for the answers, as 30s; exit 5 if one is missing, 1 if one has failed.",
         ),
     ] = None,
@@ -77,24 +102,24 @@ def send(
 ) -> None:
     """Send a message to one or more agents. When this returns, the message is durable.
 
-    It says at once who of them is away, since when, and how much they have waiting.
+    It says at once who of them is away, since when, and how much their gateways have waiting.
     """
+    expect_somebody(to, capability)
     client = OperatorClient(home_of(None, home=home))
-    patience = None if wait is None else seconds_of(wait, field="wait")
     receipt: dict[str, Any] = client.post(
         "/ansible/messages",
         {
-            "fromAgentId": sender or only_agent(client),
+            "fromAgentId": sender or only_agent(client, said_with="--from"),
             "toAgents": to or [],
             "requiredCapabilities": capability or [],
             "subject": subject,
             "body": text_of(body),
             "priority": priority,
             "expectsReply": wait is not None,
-            "ttlSeconds": None if ttl is None else seconds_of(ttl, field="ttl"),
+            "ttlSeconds": ttl,
         },
     )
-    if patience is None:
+    if wait is None:
         if output is Format.JSON:
             print_json(receipt)
         else:
@@ -102,7 +127,7 @@ def send(
         return
     if output is Format.TEXT:
         _print_receipt(receipt)
-    _print_answers(client, receipt, patience, output)
+    _print_answers(client, receipt["eventId"], wait, output)
 
 
 def inbox(
@@ -114,7 +139,7 @@ def inbox(
 ) -> None:
     """What came for an agent, oldest first. Looking changes nothing."""
     client = OperatorClient(home_of(None, home=home))
-    name = agent or only_agent(client)
+    name = agent or only_agent(client, said_with="its id as an argument")
     lines: list[dict[str, Any]] = client.get(
         path_of("ansible", "agents", name, "inbox"), {"limit": limit, "only_open": "true" if only_open else "false"}
     )
@@ -143,16 +168,24 @@ def fetch(
     agent: Annotated[str | None, typer.Argument(help="The agent; the only one here without it.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=256, help="How many at most.")] = 1,
     wait: Annotated[
-        str | None, typer.Option("--wait", "-w", help="Wait so long for mail, as 60s; exit 5 if none comes.")
+        int | None,
+        typer.Option(
+            "--wait",
+            "-w",
+            parser=seconds_from("0s", "5m"),
+            metavar=TIME,
+            help="Wait so long for mail, as 60s, 5m at most; exit 5 if none comes.",
+            show_default=False,
+        ),
     ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Fetch mail for an agent that pulls: it is the caller's until it is answered, or until the lease is over."""
-    patience = 0 if wait is None else seconds_of(wait, field="wait")
+    patience = wait or 0
     # The gateway keeps its word a little late; the line must not be cut before that.
     client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
-    name = agent or only_agent(client)
+    name = agent or only_agent(client, said_with="its id as an argument")
     body = {"limit": limit, "waitSeconds": patience}
     fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
     if output is Format.JSON:
@@ -162,12 +195,12 @@ def fetch(
         sender = f"{engagement['fromAgentId']}@{engagement['fromNodeId']}"
         stdout.print(f"[bold]{engagement['eventId']}[/bold] from {escape(sender)}", highlight=False)
         if subject := content.get("subject"):
-            stdout.print(escape(subject), highlight=False, soft_wrap=True)
+            print_quoted(subject)
         if text := content.get("body"):
-            print_said(text)
+            print_quoted(text)
     if not fetched:
         if wait is not None:
-            stderr.print(f"nothing came for {escape(name)} within {wait}", highlight=False)
+            stderr.print(f"nothing came for {escape(name)} within {wait} s", highlight=False)
             raise typer.Exit(5)
         if output is Format.TEXT:
             stdout.print(f"nothing for {escape(name)}", highlight=False)
@@ -316,7 +349,7 @@ def tail(
 
 def resolve(
     event_id: Annotated[str, typer.Argument(help="The message.")],
-    how: Annotated[str, typer.Option("--how", help="retry: engage the agent again. settle: it has had it.")],
+    how: Annotated[Resolution, typer.Option("--how", help="retry: engage the agent again. settle: it has had it.")],
     agent: AgentOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
@@ -341,22 +374,32 @@ def _print_receipt(receipt: dict[str, Any]) -> None:
             continue
         seen = recipient.get("lastSeenMs")
         since = f", last seen {ago(now_ms - seen)}" if seen else ""
-        waiting = f", {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
-        stdout.print(f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False)
+        # What a gateway tells the room is one number for all of its agents.
+        waiting = f", its gateway has {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
+        stdout.print(
+            f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False, soft_wrap=True
+        )
     for rejected in receipt["rejected"]:
         stderr.print(f"  not to {escape(rejected['agentId'])}: {escape(rejected['reason'])}", highlight=False)
 
 
-def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: float, output: Format) -> None:
+def _print_answers(client: OperatorClient, event_id: str, patience: float, output: Format) -> None:
     """Wait until every recipient has answered, settled or failed."""
-    deadline = time.monotonic() + patience
-    path = f"/ansible/messages/{receipt['eventId']}"
-    while True:
-        left_seconds = min(max(deadline - time.monotonic(), 0.0), _LOOK_SECONDS)
-        found: dict[str, Any] = client.get(path, {"wait_seconds": round(left_seconds, 3)})
-        is_over = all(delivery["isOver"] for delivery in found["deliveries"])
-        if is_over or time.monotonic() >= deadline:
-            break
+    found: dict[str, Any] = {"eventId": event_id, "deliveries": []}
+    is_over = False
+    try:
+        for found in _looks(client, event_id, patience):
+            is_over = all(delivery["isOver"] for delivery in found["deliveries"])
+            if is_over:
+                break
+    except (Refusal, KeyboardInterrupt) as end:
+        # It is sent all the same. Who does not hear its id sends it twice.
+        if output is Format.JSON:
+            print_json(found)
+        if isinstance(end, Refusal):
+            raise _not_waited_for(event_id, end.code, end.message) from None
+        print_error(_not_waited_for(event_id, Code.UNAVAILABLE, "interrupted"), output)
+        raise typer.Exit(INTERRUPTED) from None
     if output is Format.JSON:
         print_json(found)
     else:
@@ -367,19 +410,36 @@ def _print_answers(client: OperatorClient, receipt: dict[str, Any], patience: fl
         raise typer.Exit(1)
 
 
+def _looks(client: OperatorClient, event_id: str, patience: float) -> Iterator[dict[str, Any]]:
+    """What became of a message, again and again until the time is over, once at least."""
+    deadline = time.monotonic() + patience
+    is_last = False
+    while not is_last:
+        left_seconds = min(max(deadline - time.monotonic(), 0.0), _LOOK_SECONDS)
+        yield client.get(path_of("ansible", "messages", event_id), {"wait_seconds": round(left_seconds, 3)})
+        is_last = time.monotonic() >= deadline
+
+
+def _not_waited_for(event_id: str, code: Code, why: str) -> Refusal:
+    return Refusal(
+        code,
+        f"{event_id} is sent, but its answers were not waited for to the end: {why}",
+        hint=f"Do not send it again: `agentpost trace {event_id}` tells what became of it.",
+    )
+
+
 def _print_deliveries(found: dict[str, Any]) -> None:
     for delivery in found["deliveries"]:
         said = delivery.get("answer") or delivery.get("reason") or ""
         # Processed says that the turn is over, not that it went well.
         is_given_up = delivery.get("hasFailed") and delivery["state"] == DeliveryState.PROCESSED
         state = "Failed" if is_given_up else delivery["state"]
-        print_said(said, after=f"  {escape(delivery['toAgentId'])}: {state}")
-        if delivery.get("resentAs"):
-            stdout.print(f"    sent again as {delivery['resentAs']}", highlight=False)
+        again = f", sent again as {delivery['resentAs']}" if delivery.get("resentAs") else ""
+        print_said(said + again, after=f"  {escape(delivery['toAgentId'])}: {state}")
 
 
-def only_agent(client: OperatorClient) -> str:
-    """The agent of a gateway that has one; a refusal that asks which one, if there are several."""
+def only_agent(client: OperatorClient, *, said_with: str = "--agent") -> str:
+    """The agent of a gateway that has one; a refusal that tells how to say which one, if there are several."""
     agents: list[dict[str, Any]] = client.get("/ansible/agents")
     if len(agents) == 1:
         return agents[0]["agentId"]
@@ -387,6 +447,6 @@ def only_agent(client: OperatorClient) -> str:
     hint = (
         "Add one with `agentpost agents add`."
         if not agents
-        else f"Say which one: {', '.join(agent['agentId'] for agent in agents[:10])}."
+        else f"Say which one with {said_with}: {', '.join(agent['agentId'] for agent in agents[:10])}."
     )
     raise Refusal(Code.NOT_FOUND, problem, hint=hint)

@@ -12,7 +12,17 @@ import typer
 
 from agentpost.edges.cli.mailbox_serve import DEFAULT_FILE, serve
 from agentpost.edges.cli.options import text_of
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, print_table, say, stdout
+from agentpost.edges.cli.output import (
+    Format,
+    FormatOption,
+    escape,
+    plain,
+    print_json,
+    print_quoted,
+    print_table,
+    say,
+    stdout,
+)
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, DeadLetterEntry, MailboxMessage, to_wire
@@ -144,7 +154,7 @@ def _show(messages: list[MailboxMessage], output: Format) -> None:
         say("no message")
     for each in messages:
         stdout.print(f"[dim]{escape(each.msg_id)} from {escape(each.sender)}[/dim]", highlight=False)
-        print_said(each.payload)
+        print_quoted(each.payload)
 
 
 @mailbox_app.command(epilog="Example: [bold]agentpost mailbox ack analyst me:1743999600123456789[/bold]")
@@ -245,7 +255,7 @@ def purge(
     """Drop what is pending and in flight. Dead letters stay."""
     if not yes:
         # Not on stdout, where a program reads JSON.
-        typer.confirm(f"Drop everything that waits for {session}?", abort=True, err=True)
+        typer.confirm(f"Drop everything that waits for {plain(session)}?", abort=True, err=True)
     _with_mailbox(at, token_file, lambda mailbox: mailbox.purge(session))
     _done("purged", session, output)
 

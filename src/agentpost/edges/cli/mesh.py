@@ -1,21 +1,19 @@
 """`invite`, `invites`, `join`, `nodes`, `revoke`: who belongs to the mesh."""
 
-import re
 from typing import Annotated, Any, Final
 
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption
+from agentpost.edges.cli.options import TIME, HomeOption, seconds_from
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
-from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
 
 __all__ = ["register"]
 
 # The gateway gives the other side 10 s for each of challenge, exchange and first sync.
 _JOIN_SECONDS: Final = 40.0
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600}
 _invites_app = typer.Typer(rich_markup_mode="rich")
 
 
@@ -30,8 +28,17 @@ def register(app: typer.Typer) -> None:
 
 def invite(
     node: Annotated[str, typer.Option("--node", help="The id of the node that may join with it.")],
-    tier: Annotated[str, typer.Option("--tier", help="backbone or edge.")] = "edge",
-    ttl: Annotated[str, typer.Option("--ttl", help="How long it is good, as 15m or 2h.")] = "15m",
+    tier: Annotated[NodeTier, typer.Option("--tier", help="What it is: backbone is always on.")] = NodeTier.EDGE,
+    ttl: Annotated[
+        int,
+        typer.Option(
+            "--ttl",
+            parser=seconds_from("1s", "24h"),
+            metavar=TIME,
+            help="How long it is good, as 15m or 2h.",
+            show_default="15m",
+        ),
+    ] = 15 * 60,
     public_key: Annotated[
         str | None, typer.Option("--public-key", help="The key that the node must have.", show_default=False)
     ] = None,
@@ -51,7 +58,7 @@ def invite(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Make an invite for one node. The token is shown once and stored nowhere; give it to that node only."""
-    body = {"node": node, "tier": tier, "ttlSeconds": _seconds(ttl), "publicKey": public_key}
+    body: dict[str, Any] = {"node": node, "tier": tier, "ttlSeconds": ttl, "publicKey": public_key}
     body |= {"replaceKey": True} if replace_key else {}
     body |= {} if tailnet is None else {"tailnet": tailnet.rstrip(".").lower()}
     client = OperatorClient(home_of(None, home=home))
@@ -142,10 +149,3 @@ def revoke(
         print_json(done)
     else:
         stdout.print(f"{escape(node)} is revoked", highlight=False)
-
-
-def _seconds(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,6})([smh])", text)
-    if found is None:
-        raise Refusal(Code.INVALID_FIELD, f"{text!r:.40} is not a time", field="ttl", hint="Use 90s, 15m or 2h.")
-    return int(found[1]) * _UNITS[found[2]]

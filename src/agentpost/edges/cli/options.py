@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,9 +11,22 @@ import typer
 from agentpost.edges.operator_client import not_utf8
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["HomeOption", "NodeOption", "seconds_of", "text_of"]
+__all__ = [
+    "TIME",
+    "CapabilitiesOption",
+    "HomeOption",
+    "NodeOption",
+    "expect_somebody",
+    "seconds",
+    "seconds_from",
+    "seconds_of",
+    "text_of",
+]
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_TIMES: Final = "90s, 15m, 2h or 7d"
+# How an option is shown that takes a length of time.
+TIME: Final = "TIME"
 
 NodeOption = Annotated[str | None, typer.Option("--node", help="The id of this node.", show_default=False)]
 HomeOption = Annotated[
@@ -26,12 +40,51 @@ HomeOption = Annotated[
 ]
 
 
-def seconds_of(text: str, *, field: str) -> int:
-    """A length of time as people write it: 90s, 15m, 2h, 7d."""
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+CapabilitiesOption = Annotated[
+    list[str] | None, typer.Option("--capability", help="Whoever has it, instead of --to; again for more.")
+]
+
+
+def expect_somebody(to: list[str] | None, capability: list[str] | None) -> None:
+    """Refuse what is for nobody, in the words of the command line."""
+    if not to and not capability:
+        problem = "say who it is for: --to with an agent, or --capability with what it can do"
+        raise Refusal(Code.MISSING_ROUTE_FIELDS, problem, field="to", hint="See `agentpost agents list --mesh`.")
+
+
+def seconds(text: str | int) -> int:
+    """The parser of an option that takes a length of time, as people write it. A default is seconds already."""
+    if isinstance(text, int):
+        return text
+    found = _seconds_in(text)
     if found is None:
-        raise Refusal(Code.INVALID_FIELD, f"{text!r:.40} is not a time", field=field, hint="Use 90s, 15m, 2h or 7d.")
-    return int(found[1]) * _UNITS[found[2]]
+        raise ValueError(f"{text!r:.40} is not a time; use {_TIMES}")
+    return found
+
+
+def seconds_from(least: str, most: str) -> Callable[[str | int], int]:
+    """The parser of an option whose length of time has limits."""
+
+    def parse(text: str | int) -> int:
+        found = seconds(text)
+        if not seconds(least) <= found <= seconds(most):
+            raise ValueError(f"{text!r:.40} is not a time from {least} to {most}")
+        return found
+
+    return parse
+
+
+def seconds_of(text: str, *, field: str) -> int:
+    """A length of time that is only one of the things which an option or a program may say."""
+    found = _seconds_in(text)
+    if found is None:
+        raise Refusal(Code.INVALID_FIELD, f"{text!r:.40} is not a time", field=field, hint=f"Use {_TIMES}.")
+    return found
+
+
+def _seconds_in(text: str) -> int | None:
+    found = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
 def text_of(word: str) -> str:

@@ -1,6 +1,7 @@
 """What a command prints: text for people, JSON for programs. Data goes to stdout, everything else to stderr."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -14,6 +15,7 @@ from rich.table import Table
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = [
+    "INTERRUPTED",
     "Format",
     "FormatOption",
     "ago",
@@ -22,6 +24,7 @@ __all__ = [
     "plain",
     "print_error",
     "print_json",
+    "print_quoted",
     "print_said",
     "print_table",
     "say",
@@ -33,7 +36,12 @@ __all__ = [
 stdout = Console(emoji=False)
 stderr = Console(stderr=True, emoji=False)
 
+# 128 and the number of SIGINT: what a shell says of a program that Ctrl-C ended.
+INTERRUPTED: Final = 130
+
 _WIDE: Final = 80
+_INDENT: Final = "    "
+_NO_TAG: Final = "[none][/none]"
 
 # What a terminal obeys or hides instead of showing it: control characters, marks of the writing direction, and what is
 # no character at all. A line break and a tab are text; so is a carriage return before a line break.
@@ -51,10 +59,14 @@ FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Text for p
 
 _REFUSED = frozenset({401, 403})
 _UNREACHABLE = frozenset({Code.UNAVAILABLE})
+# Whatever the state of the gateway: said like this, it is never accepted.
+_MISUSED = frozenset({Code.INVALID_FIELD, Code.MISSING_ROUTE_FIELDS})
 
 
 def exit_code(refusal: Refusal) -> int:
-    """1 failed, 3 unreachable, 4 refused. 0, 2 (usage) and 5 (timed out) are not refusals."""
+    """1 failed, 2 usage, 3 unreachable, 4 refused. 0 and 5 (timed out) are not refusals."""
+    if refusal.code in _MISUSED:
+        return 2
     if refusal.code in _UNREACHABLE:
         return 3
     return 4 if refusal.status in _REFUSED else 1
@@ -67,7 +79,10 @@ def plain(text: str) -> str:
 
 def escape(text: str) -> str:
     """Such a text for one line or one cell, safe among markup. A line break is shown: it must not forge a line."""
-    return without_markup(plain(text).replace("\r", "\\r").replace("\n", "\\n"))
+    flat = plain(text).replace("\r", "\\r").replace("\n", "\\n")
+    bare = flat.rstrip("\\")
+    # Backslashes escape a tag, if one comes next: two are one then, and elsewhere they are two. So one always comes.
+    return without_markup(bare) + ("\\" * 2 * (len(flat) - len(bare)) + _NO_TAG if bare != flat else "")
 
 
 def _visible(found: re.Match[str]) -> str:
@@ -83,10 +98,15 @@ def print_said(text: str, *, after: str = "") -> None:
     said = plain(text)
     if after:
         stdout.print(after, end=" " if said else "\n", highlight=False, soft_wrap=True)
-        said = said.replace("\n", "\n    ")
+        said = said.replace("\n", f"\n{_INDENT}")
     # Past the console, which breaks lines and turns tabs into spaces.
     if said or not after:
         typer.echo(said)
+
+
+def print_quoted(text: str) -> None:
+    """What somebody said, below a line that tells who. It is indented, so that none of it passes for such a line."""
+    typer.echo(textwrap.indent(plain(text), _INDENT, lambda _: True))
 
 
 def print_json(value: Any) -> None:
@@ -130,5 +150,7 @@ def print_error(refusal: Refusal, output: Format) -> None:
     if output is Format.JSON:
         typer.echo(msgspec.json.encode(refusal.to_wire()).decode(), err=True)
         return
-    stderr.print(f"[bold red]{refusal.code}[/bold red]: {escape(refusal.message)}", highlight=False)
-    stderr.print(f"  {escape(refusal.hint)}", highlight=False)
+    # The terminal breaks the lines, if there is one: a path or an id in them is there to be copied.
+    message = f"[bold red]{refusal.code}[/bold red]: {escape(refusal.message)}"
+    stderr.print(message, highlight=False, soft_wrap=True)
+    stderr.print(f"  {escape(refusal.hint)}", highlight=False, soft_wrap=True)

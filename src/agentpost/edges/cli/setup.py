@@ -6,23 +6,22 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.options import TIME, HomeOption, seconds, seconds_of
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.edges.setup.clients import ClientName, Wish, edits_of
 from agentpost.edges.setup.edits import Edit
 from agentpost.edges.setup.ledger import Change, Ledger, state_directory
-from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
 __all__ = ["register"]
 
-_ALL: Final = "all"
+Program = Literal["claude", "codex", "gemini", "openclaw", "all"]
 _MOST_NAMES: Final = 5
 _LOOK_SECONDS: Final = 120.0
 
@@ -33,14 +32,20 @@ def register(app: typer.Typer) -> None:
 
 
 def setup(
-    client: Annotated[str, typer.Argument(help="claude, codex, gemini, openclaw or all.")],
+    client: Annotated[Program, typer.Argument(help="The program, or all of them.", show_default=False)],
     agent: Annotated[
         str | None, typer.Option("--agent", "-a", help="Who it speaks for; the name of the program without it.")
     ] = None,
     project: Annotated[Path, typer.Option("--project", help="The directory that Claude Code works in.")] = Path(),
     wake: Annotated[
-        str | None,
-        typer.Option("--wake", help="Have an idle program wait so long for mail when it stops, as 10m."),
+        int | None,
+        typer.Option(
+            "--wake",
+            parser=seconds,
+            metavar=TIME,
+            help="Have an idle program wait so long for mail when it stops, as 10m.",
+            show_default=False,
+        ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Put everything back as it was.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
@@ -61,7 +66,7 @@ def setup(
             gateway=None if home is None else home.expanduser().resolve(),
             user_home=Path.home(),
             project=project.resolve(),
-            wake_seconds=None if wake is None else seconds_of(wake, field="wake"),
+            wake_seconds=wake,
         )
         edits = [edit for edit in edits_of(name, wish) if not remove or not _is_shared(edit, chosen, wish, ledger)]
         planned |= {edit.path: (edit, ledger.to_undo(edit) if remove else ledger.to_make(edit)) for edit in edits}
@@ -83,15 +88,8 @@ def setup(
         stdout.print(f"left {escape(path)}: somebody has changed it since", highlight=False, soft_wrap=True)
 
 
-def _chosen(client: str) -> list[ClientName]:
-    if client == _ALL:
-        return list(ClientName)
-    try:
-        return [ClientName(client)]
-    except ValueError:
-        names = ", ".join((*ClientName, _ALL))
-        problem = f"{client!r:.40} is not a program that is known here"
-        raise Refusal(Code.INVALID_FIELD, problem, field="client", hint=f"Use {names}.") from None
+def _chosen(program: Program) -> list[ClientName]:
+    return list(ClientName) if program == "all" else [ClientName(program)]
 
 
 def _is_shared(edit: Edit, chosen: list[ClientName], wish: Wish, ledger: Ledger) -> bool:

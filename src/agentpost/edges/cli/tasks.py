@@ -2,14 +2,20 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from agentpost.config import home_of
 from agentpost.edges.cli.mail import only_agent
-from agentpost.edges.cli.options import HomeOption, seconds_of
+from agentpost.edges.cli.options import (
+    TIME,
+    CapabilitiesOption,
+    HomeOption,
+    expect_somebody,
+    seconds,
+)
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
@@ -23,6 +29,7 @@ from agentpost.edges.cli.output import (
 )
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.payloads import Priority
 from agentpost.protocol.timestamps import format_ms
 
 __all__ = ["register", "task_app"]
@@ -32,6 +39,11 @@ task_app = typer.Typer(
 )
 
 TaskArgument = Annotated[str, typer.Argument(help="The id of the task.")]
+# As `work.tasks` has them, which takes longer to load than the command to run.
+Role = Literal["requester", "worker"]
+EtaOption = typer.Option(
+    "--eta", parser=seconds, metavar=TIME, help="When it will be done, counted from now, as 30m.", show_default=False
+)
 AgentOption = Annotated[
     str | None, typer.Option("--agent", "-a", help="The agent; the only one here without it.", show_default=False)
 ]
@@ -52,17 +64,20 @@ def create(
     title: Annotated[str, typer.Argument(help="What is to be done, in a few words.")],
     description: Annotated[str, typer.Option("--description", "-d", help="All that is needed to do it.")] = "",
     to: Annotated[list[str] | None, typer.Option("--to", "-t", help="An agent; again for more.")] = None,
-    capability: Annotated[
-        list[str] | None, typer.Option("--capability", help="Whoever has it, instead of --to; again for more.")
-    ] = None,
+    capability: CapabilitiesOption = None,
     each: Annotated[
         bool, typer.Option("--each", help="Every target has to do it; without, the first that claims it does.")
     ] = False,
     requester: Annotated[
         str | None, typer.Option("--from", "-f", help="Who wants it; the only agent here without it.")
     ] = None,
-    priority: Annotated[str, typer.Option("--priority", help="low, normal or high.")] = "normal",
-    deadline: Annotated[str | None, typer.Option("--deadline", help="How much time there is, as 2h.")] = None,
+    priority: Annotated[Priority, typer.Option("--priority", help="How urgent it is.")] = Priority.NORMAL,
+    deadline: Annotated[
+        int | None,
+        typer.Option(
+            "--deadline", parser=seconds, metavar=TIME, help="How much time there is, as 2h.", show_default=False
+        ),
+    ] = None,
     task_input: Annotated[
         str | None, typer.Option("--input", help="What the work begins with, as JSON.", show_default=False)
     ] = None,
@@ -70,16 +85,18 @@ def create(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Ask for something to be done. When this returns, the task is durable and on its way."""
+    expect_somebody(to, capability)
+    begins_with = None if task_input is None else _json(task_input, field="input")
     client = OperatorClient(home_of(None, home=home))
     body: dict[str, Any] = {
-        "requesterAgentId": requester or only_agent(client),
+        "requesterAgentId": requester or only_agent(client, said_with="--from"),
         "title": title,
         "description": description,
         "toAgents": to or [],
         "requiredCapabilities": capability or [],
         "priority": priority,
-        "deadlineAt": None if deadline is None else _in(deadline, field="deadline"),
-        "input": None if task_input is None else _json(task_input, field="input"),
+        "deadlineAt": None if deadline is None else _in(deadline),
+        "input": begins_with,
     }
     made: Any = client.post("/ansible/tasks/each" if each else "/ansible/tasks", body)
     if output is Format.JSON:
@@ -98,7 +115,7 @@ def list_tasks(
         str | None, typer.Option("--agent", "-a", help="Only the tasks of this agent.", show_default=False)
     ] = None,
     role: Annotated[
-        str | None, typer.Option("--role", help="With --agent: as requester, or as worker.", show_default=False)
+        Role | None, typer.Option("--role", help="With --agent: as requester, or as worker.", show_default=False)
     ] = None,
     only_open: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many at most.")] = 50,
@@ -149,7 +166,7 @@ def show(task_id: TaskArgument, home: HomeOption = None, output: FormatOption = 
 @task_app.command(epilog="Example: [bold]agentpost task claim tsk_01K… --agent builder --eta 30m[/bold]")
 def claim(
     task_id: TaskArgument,
-    eta: Annotated[str, typer.Option("--eta", help="When it will be done, counted from now, as 30m.")],
+    eta: Annotated[int, EtaOption],
     agent: AgentOption = None,
     plan: Annotated[str | None, typer.Option("--plan", help="How, in a sentence.", show_default=False)] = None,
     home: HomeOption = None,
@@ -163,7 +180,7 @@ def claim(
         "claim",
         {
             "agentId": agent or only_agent(client),
-            "etaSeconds": seconds_of(eta, field="eta"),
+            "etaSeconds": eta,
             "planSummary": plan,
         },
         output,
@@ -174,11 +191,12 @@ def claim(
 def update(
     task_id: TaskArgument,
     agent: AgentOption = None,
-    progress: Annotated[int | None, typer.Option("--progress", "-p", help="From 0 to 100.", show_default=False)] = None,
-    note: Annotated[str | None, typer.Option("--note", "-n", help="How it goes.", show_default=False)] = None,
-    eta: Annotated[
-        str | None, typer.Option("--eta", help="A new ETA, counted from now, as 30m.", show_default=False)
+    progress: Annotated[
+        int | None,
+        typer.Option("--progress", "-p", min=0, max=100, help="How far it is, in percent.", show_default=False),
     ] = None,
+    note: Annotated[str | None, typer.Option("--note", "-n", help="How it goes.", show_default=False)] = None,
+    eta: Annotated[int | None, EtaOption] = None,
     status: Annotated[str, typer.Option("--status", help="A word of your own.")] = "in_progress",
     notify: Annotated[bool, typer.Option("--notify", help="Tell the requester's agent, too.")] = False,
     home: HomeOption = None,
@@ -192,7 +210,7 @@ def update(
         "progress": progress,
         "note": note,
         "notify": notify,
-        "revisedEtaSeconds": None if eta is None else seconds_of(eta, field="eta"),
+        "revisedEtaSeconds": eta,
     }
     _move(client, task_id, "update", body, output)
 
@@ -210,12 +228,13 @@ def complete(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """End a task well. The requester always hears of it."""
+    made = None if data is None else _json(data, field="data")
     client = OperatorClient(home_of(None, home=home))
     body = {
         "agentId": agent or only_agent(client),
         "resultSummary": summary,
         "resultRef": result,
-        "output": None if data is None else _json(data, field="data"),
+        "output": made,
     }
     _move(client, task_id, "complete", body, output)
 
@@ -252,7 +271,10 @@ def cancel(
 def context(
     agent: AgentOption = None,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", help="How large it may be.", show_default="8192, or as configured")
+        int | None,
+        typer.Option(
+            "--max-bytes", min=512, max=1_048_576, help="How large it may be.", show_default="8192, or as configured"
+        ),
     ] = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
@@ -330,8 +352,8 @@ def _state(task: dict[str, Any]) -> str:
     return f"{state} ({escape(failure)})" if failure else state
 
 
-def _in(text: str, *, field: str) -> str:
-    return format_ms(round(time.time() * 1000) + seconds_of(text, field=field) * 1000)
+def _in(seconds_left: int) -> str:
+    return format_ms(round(time.time() * 1000) + seconds_left * 1000)
 
 
 def _json(text: str, *, field: str) -> Any:

@@ -37,12 +37,14 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     if isinstance(error, ValidationException) and (problem := _first_problem(error)) is not None:
         return _refused(request, problem)
     code = _CODES.get(error.status_code, Code.MALFORMED)
-    hint = None
-    if error.status_code == 405:
+    message, hint = error.detail or code.value, None
+    if code is Code.TOO_LARGE:
+        message = f"a call has at most {request.route_handler.resolve_request_max_body_size():,} bytes"
+    elif error.status_code == 405:
         hint = f"{request.method} is not a method of this path."
     elif error.status_code == 404:
-        hint = "Check the path."
-    refusal = Refusal(code, error.detail or code.value, hint=hint)
+        message, hint = "nothing is at this path", "Check the path, and the ids and names in it."
+    refusal = Refusal(code, message, hint=hint)
     return Response(refusal.to_wire(), status_code=error.status_code, media_type=MediaType.JSON)
 
 

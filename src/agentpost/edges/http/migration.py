@@ -65,4 +65,5 @@ def _read(file: Path) -> bytes:
             raise Refusal(Code.INVALID_FIELD, f"{file} is not an absolute path, or too large", field="file")
         return file.read_bytes()
     except OSError as error:
-        raise Refusal(Code.NOT_FOUND, f"{file} cannot be read: {error.strerror}", field="file") from None
+        problem = f"{file} cannot be read: {error.strerror}"
+        raise Refusal(Code.NOT_FOUND, problem, field="file", hint="Name a file that the gateway can read.") from None

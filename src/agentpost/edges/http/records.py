@@ -53,6 +53,25 @@ class IncidentLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     closed_at_ms: int | None = None
 
 
+class Chosen(Filter, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """Which dead letters something is done with. To mean all of them has to be said: `{"all": true}`."""
+
+    all: bool = False
+
+    @property
+    def which(self) -> Filter:
+        """A filter that chooses something on purpose, or a refusal."""
+        which = Filter(event_id=self.event_id, to_agent_id=self.to_agent_id, reason=self.reason, since_ms=self.since_ms)
+        if which == Filter() and not self.all:
+            raise Refusal(
+                Code.INVALID_FIELD,
+                "this would be all dead letters",
+                field="all",
+                hint='Give eventId, toAgentId, reason or sinceMs; or {"all": true}.',
+            )
+        return which
+
+
 class MirrorView(Struct, frozen=True, kw_only=True, rename="camel"):
     """How far this gateway has another one's outbox."""
 
@@ -91,12 +110,14 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         return await engine.dead_letters.show(EventId(event_id), actor=_ACTOR)
 
     @post("/ansible/dead-letters/resend", status_code=200, summary="Send dead letters again", tags=["dead letters"])
-    async def resend(data: Annotated[Filter, Body()]) -> Resent:
-        return await engine.dead_letters.resend(data, actor=_ACTOR)
+    async def resend(data: Annotated[Chosen, Body()]) -> Resent:
+        """Those that the filter names, as new events of the same conversation; with `all`, every one."""
+        return await engine.dead_letters.resend(data.which, actor=_ACTOR)
 
     @post("/ansible/dead-letters/purge", status_code=200, summary="Forget dead letters", tags=["dead letters"])
-    async def purge(data: Annotated[Filter, Body()]) -> dict[str, int]:
-        return {"purged": await engine.dead_letters.purge(data, actor=_ACTOR)}
+    async def purge(data: Annotated[Chosen, Body()]) -> dict[str, int]:
+        """Those that the filter names; with `all`, every one. Says how many there were."""
+        return {"purged": await engine.dead_letters.purge(data.which, actor=_ACTOR)}
 
     @get("/ansible/incidents", sync_to_thread=False, summary="List incidents", tags=["records"])
     def incidents(only_open: bool = True, after: AfterId = 0, limit: Limit = 50) -> list[IncidentLine]:

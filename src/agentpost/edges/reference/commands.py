@@ -54,6 +54,8 @@ def _option(option: Command) -> tuple[str, str, str]:
         shown = "has to be said"
     elif default is None or default is False or default in ((), []) or callable(default):
         shown = ""
+    elif isinstance(option.show_default, str):
+        shown = code(option.show_default)
     else:
         shown = code(default.value if isinstance(default, Enum) else default)
     return names, shown, _meaning(option)
@@ -71,8 +73,8 @@ def _meaning(parameter: Command) -> str:
 
 
 def _choices(parameter: Command) -> list[str]:
-    kind = parameter.type_descriptor.annotation
-    return [str(each.value) for each in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+    choices = parameter.type_descriptor.choices or ()
+    return [str(each.value if isinstance(each, Enum) else each) for each in choices]
 
 
 def _name(argument: Command) -> str:
