@@ -114,7 +114,13 @@ class Installer:
         try:
             raw = base64.b64decode(given.bundle, validate=True)
             await asyncio.to_thread(
-                install_skill, directory, raw, sha256=manifest.bundle_sha256, name=ref.name, version=ref.version
+                install_skill,
+                directory,
+                raw,
+                sha256=manifest.bundle_sha256,
+                name=ref.name,
+                version=ref.version,
+                publisher=manifest.owner_node_id,
             )
         except (Refusal, OSError, binascii.Error) as problem:
             error = problem.message if isinstance(problem, Refusal) else str(problem)
