@@ -1,5 +1,7 @@
 """What a gateway proves to a node that comes to it, and what an operator does about a node that lost its key."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -54,6 +56,28 @@ async def test_a_lost_key_is_replaced_by_an_explicit_act_only(gateway: Gateway) 
     assert "node.key_replaced" in actions
     with refused(Code.NOT_FOUND):
         await gateway.invite("nobody-jane", replace_key=True)
+
+
+@pytest.mark.req("AUTH-7")
+@pytest.mark.parametrize("wrong", [{"ttl_seconds": 0}, {"public_key": "no key"}, {"node_id": "vps-jane"}])
+async def test_a_refused_invite_takes_no_key(wrong: dict[str, Any]) -> None:
+    """A mistake in the request for a new key leaves the node, or the gateway itself, with the key that it has."""
+    own = KnownNode(
+        node_id="vps-jane",
+        signing_public=an_identity(100).signing_public,
+        tier=NodeTier.BACKBONE,
+        admitted_by="vps-jane",
+        pinned_at_ms=1,
+    )
+    store = MemoryStore(node_id="vps-jane", epoch="one")
+    await store.pin_node(own)
+    gateway = Gateway(store)
+    await Visitor(gateway).join()
+    with refused(Code.INVALID_FIELD):
+        await gateway.invite(**{"replace_key": True, **wrong})
+    assert [node.node_id for node in store.known_nodes() if node.revoked_at_ms is not None] == []
+    assert "node.key_replaced" not in [entry.action for entry in store.audit_log()]
+    await gateway.redeem(await Visitor(gateway, nonces=100).ticket())
 
 
 @pytest.mark.req("AUTH-7", "ROOM-5")

@@ -13,6 +13,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.testing import FakeClock
 from agentpost.work.capabilities.manifest import open_manifest
 from agentpost.work.capabilities.records import CATALOG, INDEX, policy_version, withdrawn
+from tests.edges.meshing import eventually
 from tests.edges.running import ServedGateway, agentpost, served_gateway
 from tests.work.building import CAPABILITY, a_declaration, write_pair, write_skill
 
@@ -211,3 +212,23 @@ def test_the_commands_do_the_same(served: ServedGateway, tmp_path: Path) -> None
     failed = run("capability", "publish", str(tmp_path / "missing.toml"))
     assert failed.returncode == 1
     assert "cannot be read" in failed.stderr
+
+
+def test_a_task_that_breaks_the_installer_ends_nothing_else(
+    served: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation that ends in a defect is a failed task; capabilities are looked after as before."""
+
+    def broken(*_given: Any, **_named: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("agentpost.work.skills.installer.install_skill", broken)
+    served.operator.post("/ansible/agents", {"agentId": "builder"})
+    publish(served)
+    served.run(served.gateway.commons.look)
+
+    def installation() -> dict[str, Any]:
+        return served.operator.get(f"/ansible/capabilities/{CAPABILITY}")["installations"][0]
+
+    eventually(lambda: installation()["state"] == "failed", patience_seconds=10)
+    served.run(served.gateway.commons.look)

@@ -69,6 +69,25 @@ def test_the_skill_is_installed_on_the_others(machines: tuple[Machine, Machine, 
     assert laptop.get("/ansible/agents/architect/skills")["skills"][0]["name"] == "ask-summary"
 
 
+@pytest.mark.req("CAP-4")
+def test_nobody_replaces_the_skill_of_another_publisher(machines: tuple[Machine, Machine, Machine]) -> None:
+    """A capability of another gateway that calls its skill by a name that is taken is not installed over it."""
+    seed, laptop, lab = machines
+    eventually(lambda: installations(lab).get("architect", {}).get("state") == "installed")
+    write_pair(seed.home / "skills/warden-own", "6.6.6")
+    seed.post("/ansible/agents/warden/skills", {"directory": str(seed.home / "skills/warden-own")})
+    seed.post("/ansible/capabilities", a_declaration("warden", "6.6.6", capabilityId="docs.other"))
+
+    def theirs() -> dict[str, Any]:
+        found = seed.get("/ansible/capabilities/docs.other")["installations"]
+        return {each["agentId"]: each for each in found}
+
+    eventually(lambda: theirs().get("architect", {}).get("state") in ("installed", "failed"))
+    assert theirs()["architect"]["state"] == "failed"
+    assert "1.0.0" in (laptop.home / "skills/architect/ask-summary/SKILL.md").read_text()
+    assert seed.gateway.operator.delete("/ansible/capabilities/docs.other")
+
+
 @pytest.mark.req("CAP-5", "CAP-6")
 def test_an_output_that_breaks_the_contract_ends_in_a_review(machines: tuple[Machine, Machine, Machine]) -> None:
     """A task by capability reaches its owner; a wrong input is refused at once, a wrong output is refused and leaves a

@@ -90,14 +90,36 @@ def test_a_bundle_is_installed_in_one_step_and_replaced_by_the_next(tmp_path: Pa
         folder = write_skill(tmp_path / version, "skill", version, run_sh="#!/bin/sh\n")
         (folder / "run.sh").chmod(0o755)
         bundle = pack(folder)
-        done = install_skill(target, bundle.raw, sha256=bundle.sha256, name="skill", version=version)
+        done = install_skill(
+            target, bundle.raw, sha256=bundle.sha256, name="skill", version=version, publisher="lab-jane"
+        )
         assert done.head.version == version
         assert pack(done.path) == bundle
         assert os.access(target / "skill" / "run.sh", os.X_OK)
-        assert len(list((target / ".agentpost" / "skill").iterdir())) == 1
+        assert {each.name for each in (target / ".agentpost" / "skill").iterdir()} == {bundle.sha256, "publisher"}
     assert remove_skill(target, "skill") is True
     assert remove_skill(target, "skill") is False
     assert list_skills(target) == []
+
+
+def test_a_name_is_free_again_once_the_skill_is_removed(tmp_path: Path) -> None:
+    """Another gateway's skill of the same name is refused for as long as there is one, and not after that."""
+    target, bundle = tmp_path / "skills", pack(write_skill(tmp_path, "skill"))
+
+    def install(publisher: str) -> Path:
+        made = install_skill(
+            target, bundle.raw, sha256=bundle.sha256, name="skill", version="1.0.0", publisher=publisher
+        )
+        return made.path
+
+    install("lab-jane")
+    assert refusal_of(lambda: install("vps-jane")).code is Code.CONFLICT
+    assert install("lab-jane").is_dir()
+    (target / "skill").unlink()
+    assert install("vps-jane").is_dir()
+    assert refusal_of(lambda: install("lab-jane")).code is Code.CONFLICT
+    remove_skill(target, "skill")
+    assert install("lab-jane").is_dir()
 
 
 def test_a_skill_that_somebody_made_by_hand_is_not_touched(tmp_path: Path) -> None:
@@ -105,7 +127,9 @@ def test_a_skill_that_somebody_made_by_hand_is_not_touched(tmp_path: Path) -> No
     bundle = pack(write_skill(tmp_path / "theirs", "skill", "2.0.0"))
     mine = write_skill(tmp_path / "skills", "skill", "0.1.0")
     refusal = refusal_of(
-        lambda: install_skill(tmp_path / "skills", bundle.raw, sha256=bundle.sha256, name="skill", version="2.0.0")
+        lambda: install_skill(
+            tmp_path / "skills", bundle.raw, sha256=bundle.sha256, name="skill", version="2.0.0", publisher="lab-jane"
+        )
     )
     assert refusal.code is Code.CONFLICT
     assert "0.1.0" in (mine / "SKILL.md").read_text()
@@ -116,7 +140,11 @@ def test_a_bundle_of_something_else_is_refused(tmp_path: Path, name: str, versio
     """What is announced as one skill and holds another, or another version, is not installed."""
     bundle = pack(write_skill(tmp_path, "skill"))
     target = tmp_path / "skills"
-    refusal = refusal_of(lambda: install_skill(target, bundle.raw, sha256=bundle.sha256, name=name, version=version))
+    refusal = refusal_of(
+        lambda: install_skill(
+            target, bundle.raw, sha256=bundle.sha256, name=name, version=version, publisher="lab-jane"
+        )
+    )
     assert refusal.code is Code.INVALID_FIELD
     assert not target.exists()
 
@@ -135,6 +163,23 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
     made.type = kind
     made.linkname = link
     return made
+
+
+def a_chain_of_names() -> bytes:
+    """Headers that each say how the next is called: Python reads each of them within the one before."""
+    said = b"12 path=abc\n"
+    header = entry("name", tarfile.XHDTYPE)
+    header.size = len(said)
+    return (header.tobuf(tarfile.USTAR_FORMAT) + said.ljust(512, b"\0")) * 3000
+
+
+def a_map_that_goes_on() -> bytes:
+    """A sparse file whose map is continued in a block that is not there."""
+    header = bytearray(entry("holes", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +204,8 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
         an_archive(entry("bell\x07")),
         b"",
         b"no archive at all" * 100,
+        a_chain_of_names(),
+        a_map_that_goes_on(),
     ],
 )
 def test_an_archive_that_could_do_harm_is_refused(raw: bytes) -> None:

@@ -49,16 +49,10 @@ class Invites:
         self._chance = chance
         self._ids = ids
 
-    async def make(
-        self,
-        *,
-        tier: NodeTier,
-        expected_node_id: str,
-        created_by: str,
-        ttl_seconds: int,
-        public_key: str | None,
-        tailnet_name: str | None,
-    ) -> NewInvite:
+    def check(
+        self, *, expected_node_id: str, ttl_seconds: int, public_key: str | None, tailnet_name: str | None
+    ) -> None:
+        """Refuse an invite that makes no sense; nothing is made yet."""
         check_node_id(expected_node_id, field="expectedNodeId")
         if expected_node_id == self._store.node_id:
             raise Refusal(Code.INVALID_FIELD, "a node does not invite itself", field="expectedNodeId")
@@ -75,6 +69,20 @@ class Invites:
                 field="tailnet",
                 hint="Use the name that `tailscale status --json` shows as DNSName, as mbp-jane.tail1234.ts.net.",
             )
+
+    async def make(
+        self,
+        *,
+        tier: NodeTier,
+        expected_node_id: str,
+        created_by: str,
+        ttl_seconds: int,
+        public_key: str | None,
+        tailnet_name: str | None,
+    ) -> NewInvite:
+        self.check(
+            expected_node_id=expected_node_id, ttl_seconds=ttl_seconds, public_key=public_key, tailnet_name=tailnet_name
+        )
         token = TOKEN_PREFIX + to_text(self._chance.entropy(_TOKEN_BYTES))
         now_ms = self._clock.now_ms()
         invite = Invite(

@@ -96,6 +96,10 @@ class Joining:
                 field="tailnet",
                 hint="Start it with --tailnet-socket, or set tailnet_socket in its agentpost.toml.",
             )
+        # All that can be wrong with it comes first: a key that was taken does not come back.
+        self._invites.check(
+            expected_node_id=expected_node_id, ttl_seconds=ttl_seconds, public_key=public_key, tailnet_name=tailnet_name
+        )
         if replace_key:
             await self._take_key(expected_node_id, by=created_by)
         made = await self._invites.make(

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidStatus
 
 from agentpost.auth.challenge import is_granted_by, make_proof
 from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, Challenge, ExchangeRequest, Grant
@@ -192,7 +192,7 @@ class _Link:
                     self._take_word(grant)
                     await self._converse(url, grant)
                 attempt, self.problem = 0, None if grant is None else "the seed closed the connection"
-            except (Refusal, OSError, WebSocketException, httpx.HTTPError) as error:
+            except Exception as error:  # noqa: BLE001 - whoever is at the address says what he likes; it is tried again
                 refusal = _refusal_of(error)
                 self.problem = refusal.message
                 _log.warning("link to %s at %s: %s", self.seed.node_id, url, refusal.message)
@@ -348,7 +348,7 @@ async def _post(http: httpx.AsyncClient, path: str, body: Any, answer: type[Any]
         raise _refusal_in(response.content, response.status_code)
     try:
         return msgspec.json.decode(response.content, type=answer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Refusal(Code.UNAVAILABLE, f"{http.base_url} is not an agentpost gateway") from None
 
 
@@ -357,7 +357,7 @@ def _refusal_in(content: bytes, status: int) -> Refusal:
     try:
         error = msgspec.json.decode(content)["error"]
         return Refusal(Code(error["code"]), str(error["message"]), hint=error.get("hint"))
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
         return Refusal(Code.UNAVAILABLE, f"the seed answered with status {status}")
 
 

@@ -52,6 +52,31 @@ async def test_a_peer_is_told_at_its_url(post: Post, binding: str) -> None:
     assert body["task"]["artifacts"][0]["parts"][1]["data"] == {"pages": 2}
 
 
+@pytest.mark.req("EXT-2")
+async def test_a_peer_that_was_revoked_is_told_nothing_more(post: Post) -> None:
+    """Whose sessions were ended by the operator gets no task at its URL any more, until it is invited again."""
+    with receiving() as receiver:
+
+        async def asked(name: str) -> str:
+            push = TaskPushNotificationConfig(url=receiver.url)
+            async with client_of(post.peer(name), "scribe", streaming=False) as client:
+                return (await sent(client, words(now=True, push=push))).id
+
+        async def is_told(task_id: str, state: str) -> None:
+            await asyncio.to_thread(
+                eventually, lambda: state in receiver.states(task_id), patience_seconds=HALF_A_MINUTE
+            )
+
+        outcast, other = await asked("outcast"), await asked("orbit")
+        await is_told(outcast, "TASK_STATE_SUBMITTED")
+        await asyncio.to_thread(post.operator.post, "/ansible/agent/revoke", {"agentId": "outcast"})
+        for task_id in (outcast, other):
+            await asyncio.to_thread(post.worker.claim, task_id)
+            await asyncio.to_thread(post.worker.complete, task_id)
+        await is_told(other, "TASK_STATE_COMPLETED")
+        assert set(receiver.states(outcast)) == {"TASK_STATE_SUBMITTED"}
+
+
 @pytest.mark.parametrize("binding", BINDINGS)
 async def test_configurations_are_made_read_listed_and_deleted(post: Post, binding: str) -> None:
     """Several for one task, by their ids; a peer finds only those of its own tasks."""

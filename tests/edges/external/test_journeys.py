@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentpost.auth.external.wire import RevokeRequest
 from tests.edges.external.client import CONTEXT, REVOKE, AgentClient, code_of, new_key
 from tests.edges.external.conftest import Door
 from tests.edges.meshing import eventually
@@ -175,6 +176,27 @@ def test_a_call_that_waits_is_cut_within_a_second(door: Door) -> None:
     assert answers == [(401, "invalid_access_token")]
     # A second is the rule; the rest is for a machine that is busy with something else.
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.req("EXT-2")
+def test_a_call_that_is_let_in_just_before_the_end_does_nothing(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is revoked while its call is written down gives no mail, and is not waited in."""
+    codex, claude = door.agent("codex"), door.agent("claude")
+    send(claude, "codex", "one")
+    eventually(lambda: len(inbox(codex)) == 1)
+    gateway = door.served.gateway
+    allow = gateway.external.allow
+
+    async def revoked_meanwhile(*given: Any, **named: Any) -> Any:
+        admitted = await allow(*given, **named)
+        await gateway.external.revoke(RevokeRequest(session_id=codex.session["sessionId"]))
+        return admitted
+
+    monkeypatch.setattr(gateway.external, "allow", revoked_meanwhile)
+    args = {"claim": True, "waitSeconds": 5}
+    assert code_of(codex.invoke("ansible_read_messages", args)) == (401, "invalid_access_token")
+    answered = [entry for entry in door.audit() if entry["action"] == "agent.answered"]
+    assert answered[-1]["detail"]["code"] == "invalid_access_token"
 
 
 @pytest.mark.req("EXT-2")

@@ -87,16 +87,16 @@ class Admission:
         attempt.corr_id = context = None if within is None else parse_id(CorrId, within, field="contextId")
         return replace(admitted, context=context)
 
+    def expect_live(self, session: AgentSession) -> None:
+        """Refuse a session that has ended since it was looked up."""
+        present = self._store.agent_session(session.session_id)
+        if present is None or not present.is_live(self._clock.now_ms()):
+            raise _ended()
+
     def _live_session(self, claims: Claims) -> AgentSession:
         session = self._store.agent_session(claims.session_id)
-        now_ms = self._clock.now_ms()
-        if session is None or not session.is_live(now_ms) or session.agent_id != claims.sub:
-            raise Unproven(
-                Code.INVALID_ACCESS_TOKEN,
-                "the session of this token has ended",
-                error="invalid_token",
-                hint="Ask the operator for a new agent invite.",
-            )
+        if session is None or not session.is_live(self._clock.now_ms()) or session.agent_id != claims.sub:
+            raise _ended()
         if session.key_thumbprint != claims.cnf.jkt:
             raise Unproven(Code.INVALID_ACCESS_TOKEN, "the session has another key", error="invalid_token")
         return session
@@ -121,6 +121,15 @@ class Admission:
             return proof.claims.jti
         except Flaw as flaw:
             raise unproven(Code.INVALID_ACCESS_TOKEN, flaw) from None
+
+
+def _ended() -> Unproven:
+    return Unproven(
+        Code.INVALID_ACCESS_TOKEN,
+        "the session of this token has ended",
+        error="invalid_token",
+        hint="Ask the operator for a new agent invite.",
+    )
 
 
 def _token(authorization: str | None) -> str:

@@ -3,6 +3,9 @@
 A step that cannot be written down does not happen: the caller gets the store's refusal instead.
 """
 
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec.structs import replace
@@ -174,6 +177,14 @@ class ExternalAgents:
             raise
         await self._record(audit.invoked(attempt, at_ms=self._clock.now_ms()))
         return admitted
+
+    @contextmanager
+    def within(self, session: AgentSession) -> Generator[asyncio.Event]:
+        """An event that is set when the session ends, for a call that was admitted. Refused if it has ended since."""
+        with self.calls.within(session.session_id) as ended:
+            # While the call was written down, a revocation found nothing here to cut.
+            self._admission.expect_live(session)
+            yield ended
 
     async def answered(self, admitted: Admitted, *, refusal: Refusal | None = None, corr_id: str | None = None) -> None:
         """What became of a call that was admitted goes into the audit log, too."""

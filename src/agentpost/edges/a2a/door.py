@@ -96,7 +96,7 @@ class A2aDoor:
         external = self._gateway.external
         admitted = await external.admit(call_from(self._gateway, scope, body), operation=f"a2a.{method}")
         session_id = admitted.session.session_id
-        with external.calls.within(session_id) as ended, self._counted(session_id):
+        with external.within(admitted.session) as ended, self._counted(session_id):
             visit = Visit(admitted=admitted, exposed=exposed, ended=ended)
             try:
                 if self._open[session_id] > _MOST_AT_ONCE:

@@ -37,6 +37,7 @@ _MEDIA_TYPE: Final = "application/a2a+json"
 _TIMEOUT_SECONDS: Final = 10.0
 _AT_ONCE: Final = 8
 _LOOK_SECONDS: Final = 0.25
+_MOST_SESSIONS: Final = 1_000
 # Half an hour in all.
 RETRIES: Final = RetryPolicy(base_seconds=1, factor=4, max_delay_seconds=600, max_attempts=8, jitter_share=0.2)
 
@@ -125,7 +126,7 @@ class Pusher:
     async def _bring_up_to_date(self, key: str) -> None:
         task_id, _, config_id = key.partition("/")
         record, known = self._store.task(TaskId(task_id)), self._notebook.task(task_id)
-        if record is None or known is None or self._store.note(CONFIGS, key) is None:
+        if record is None or known is None or self._store.note(CONFIGS, key) is None or self._is_out(known.peer_id):
             return
         told, before = self._reader.read(record, known), self._pushed(key)
         place = (record.updated_at_ms, len(told.steps))
@@ -145,6 +146,11 @@ class Pusher:
             return
         delay_seconds = next_delay_seconds(RETRIES, attempt=attempts, jitter=self._chance.fraction())
         self._due.setdefault(key, self._clock.now_ms() + round(delay_seconds * 1000))
+
+    def _is_out(self, peer_id: str) -> bool:
+        """Whether others ended all sessions of the peer. One that expired, or took its leave, may wait for a task."""
+        sessions = self._store.agent_sessions(agent_id=peer_id, limit=_MOST_SESSIONS)
+        return all(session.ended_at_ms is not None and session.ended_by != peer_id for session in sessions)
 
     async def _post(self, config: TaskPushNotificationConfig, told: Told) -> str | None:
         """What went wrong, or None. Redirects are not followed, and what is answered is not read."""

@@ -85,24 +85,24 @@ def external_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 async def run_admitted(gateway: Gateway, admitted: Admitted, operation: str, args: dict[str, Any]) -> Done:
     """Run an operation that an agent outside may call; what came of it is in the audit log."""
     external, session = gateway.external, admitted.session
-    with external.calls.within(session.session_id) as ended:
-        caller = Caller(
-            agent_id=session.agent_id,
-            scopes=admitted.scopes,
-            context=admitted.context,
-            ended=ended,
-            # A call does not outlive the token that it came with.
-            wait_seconds=(admitted.claims.expires_at_ms - gateway.clock.now_ms()) / 1000,
-        )
-        try:
+    try:
+        with external.within(session) as ended:
+            caller = Caller(
+                agent_id=session.agent_id,
+                scopes=admitted.scopes,
+                context=admitted.context,
+                ended=ended,
+                # A call does not outlive the token that it came with.
+                wait_seconds=(admitted.claims.expires_at_ms - gateway.clock.now_ms()) / 1000,
+            )
             done = await run_operation(Desk.of(gateway), caller, operation, args)
-        except Refusal as refusal:
-            await external.answered(admitted, refusal=refusal)
-            raise
-        except asyncio.CancelledError:
-            gone = external.answered(admitted, refusal=Refusal(Code.UNAVAILABLE, "the caller has gone"))
-            gateway.tasks.spawn(gone, name="audit of a call that was broken off")
-            raise
+    except Refusal as refusal:
+        await external.answered(admitted, refusal=refusal)
+        raise
+    except asyncio.CancelledError:
+        gone = external.answered(admitted, refusal=Refusal(Code.UNAVAILABLE, "the caller has gone"))
+        gateway.tasks.spawn(gone, name="audit of a call that was broken off")
+        raise
     await external.answered(admitted, corr_id=done.corr_id)
     return done
 

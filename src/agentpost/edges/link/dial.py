@@ -8,9 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
-import httpx
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from agentpost.auth.wire import Grant
 from agentpost.delivery.frames import MAX_FRAME_BYTES
@@ -43,7 +42,7 @@ async def keep_link(
         began_ms = gateway.clock.monotonic_ms()
         try:
             await _converse(gateway, hub, url, node_id, await get_ticket())
-        except (Refusal, OSError, WebSocketException, httpx.HTTPError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever is at the address says what he likes; it is tried again
             _log.warning("mail link to %s at %s: %s", node_id, url, _problem(error))
         if gateway.clock.monotonic_ms() - began_ms >= _GOOD_AFTER_MS:
             attempt = 0

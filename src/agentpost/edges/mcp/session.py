@@ -66,7 +66,7 @@ async def serve_request(
             await manager.handle_request(scope, receive_body, send_on)
 
     tasks = TaskOwner("mcp")
-    with gateway.external.calls.within(known.session.session_id) as ended:
+    with gateway.external.within(known.session) as ended:
         answering = tasks.spawn(answer(), name=f"answer {known.session.agent_id}")
         ending = tasks.spawn(ended.wait(), name=f"session of {known.session.agent_id}")
         try:

@@ -2,7 +2,8 @@
 
 The files go to `.agentpost/<name>/<checksum>` inside the directory, and `<name>` is a link to them, replaced by a
 rename: at every instant, a crash included, the directory has the old skill or the new one. A skill that somebody put
-there by hand is never touched.
+there by hand is never touched, and one that a gateway published is replaced by that gateway only: `.agentpost/<name>`
+has its name in `publisher`.
 """
 
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.home import write_private
 from agentpost.work.skills.bundle import BundleFile, unpack
 from agentpost.work.skills.folder import SKILL_FILE, Skill, resolve_skill
 from agentpost.work.skills.frontmatter import read_head
@@ -18,10 +20,14 @@ from agentpost.work.skills.frontmatter import read_head
 __all__ = ["install_skill", "remove_skill"]
 
 _OWN: Final = ".agentpost"
+_PUBLISHER: Final = "publisher"
 
 
-def install_skill(directory: Path, raw: bytes, *, sha256: str, name: str, version: str) -> Skill:
-    """Install a bundle that was received. Refused, and nothing changes, if it is not this skill in this version."""
+def install_skill(directory: Path, raw: bytes, *, sha256: str, name: str, version: str, publisher: str) -> Skill:
+    """Install a bundle that was received. Refused, and nothing changes, if it is not this skill in this version.
+
+    `publisher` is the gateway that it comes from.
+    """
     files = unpack(raw, sha256=sha256)
     _expect(files, name, version)
     link = directory / name
@@ -33,6 +39,14 @@ def install_skill(directory: Path, raw: bytes, *, sha256: str, name: str, versio
             hint="Rename or remove it, then have the skill distributed again.",
         )
     place = directory / _OWN / name / sha256
+    if link.is_symlink() and (other := _publisher(place.parent)) not in (None, publisher):
+        raise Refusal(
+            Code.CONFLICT,
+            f"{link} is a skill of {other}, and {publisher} has another of this name",
+            field="name",
+            hint=f"Remove it if the one of {publisher} is to have the name, then have that distributed again.",
+        )
+    _note_publisher(place.parent, publisher)
     if not place.is_dir():
         _write(files, place)
     _point(link, place)
@@ -72,6 +86,21 @@ def _is_ours(directory: Path, name: str) -> bool:
         return False
 
 
+def _publisher(folder: Path) -> str | None:
+    """The gateway whose skill this is; None for one that was installed before that was written down."""
+    try:
+        return (folder / _PUBLISHER).read_text("utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _note_publisher(folder: Path, publisher: str) -> None:
+    # Before the skill is there: a crash in between leaves a name for a skill that anybody may still install.
+    if _publisher(folder) != publisher:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        write_private(folder / _PUBLISHER, publisher.encode())
+
+
 def _write(files: list[BundleFile], place: Path) -> None:
     """Write the files beside their place, make them durable, and put them there by a rename."""
     incoming = place.with_name(f"{place.name}.incoming")
@@ -103,7 +132,7 @@ def _point(link: Path, place: Path) -> None:
 
 def _forget_others(place: Path) -> None:
     for other in place.parent.iterdir():
-        if other != place:
+        if other != place and other.name != _PUBLISHER:
             shutil.rmtree(other, ignore_errors=True)
 
 

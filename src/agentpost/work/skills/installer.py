@@ -89,6 +89,10 @@ class Installer:
             except Refusal as refusal:
                 # Its content may still be on its way, or the disk full: the next look tries again.
                 _log.info("%s is not installed yet: %s", record.task_id, refusal.message)
+            except Exception:  # noqa: BLE001 - it is logged, with all that is known
+                # Others wrote what is in it: one task that nobody can read must not keep all else waiting.
+                self._waiting.discard(record.task_id)
+                _log.exception("a defect with the task %s; it is left until the next start", record.task_id)
 
     async def _install(self, record: TaskRecord, agent_id: str) -> None:
         present = self._tasks.get(record.task_id)
@@ -114,9 +118,17 @@ class Installer:
         try:
             raw = base64.b64decode(given.bundle, validate=True)
             await asyncio.to_thread(
-                install_skill, directory, raw, sha256=manifest.bundle_sha256, name=ref.name, version=ref.version
+                install_skill,
+                directory,
+                raw,
+                sha256=manifest.bundle_sha256,
+                name=ref.name,
+                version=ref.version,
+                publisher=manifest.owner_node_id,
             )
-        except (Refusal, OSError, binascii.Error) as problem:
+        except Exception as problem:  # noqa: BLE001 - whatever an archive brings about, its publisher is told
+            if not isinstance(problem, Refusal | OSError | binascii.Error):
+                _log.error("a defect while %s was installed", record.task_id, exc_info=problem)
             error = problem.message if isinstance(problem, Refusal) else str(problem)
             await self._end(present, agent_id, failure_class="install_failed", error=error)
             return
