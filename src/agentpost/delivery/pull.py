@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from agentpost.delivery.agents import expect_local_agent
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.ports import Engagement, Result, Wakeups
 from agentpost.delivery.turns import Begun, Held, Turns
 from agentpost.protocol.codec import decode_event
@@ -156,7 +157,7 @@ class Pull:
         self._leases.pop((event_id, agent_id), None)
         due_at_ms = self._turns.retry_at_ms(result, attempt=item.entry.attempts)
         if due_at_ms is None:
-            return await self._turns.end(event, agent_id, result)
+            return await carried_out(self._turns.end(event, agent_id, result))
         in_ms = due_at_ms - self._clock.now_ms()
         self._retries[event_id, agent_id] = due_at_ms, self._clock.monotonic_ms() + in_ms
         return await self._turns.postpone(event, agent_id, due_at_ms=due_at_ms, error=result.error)
