@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from agentpost.delivery.lanes import Lanes, Mail
 from agentpost.delivery.ports import Result, ResultKind, Runtime
 from agentpost.delivery.turns import Begun, Hold, Turns
+from agentpost.delivery.wording import told
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
@@ -384,7 +385,7 @@ class Worker:
         try:
             return await self._runtime.engage(begun.engagement)
         except Exception as error:  # noqa: BLE001 - a runtime that breaks its promise is an attempt that failed
-            return Result(kind=ResultKind.RETRY, error=f"{type(error).__name__}: {error}")
+            return Result(kind=ResultKind.RETRY, error=told(error))
 
     def _conclude(self, mail: Mail, attempt: int, result: Result) -> Coroutine[Any, Any, None]:
         """Let the lane go on at once; what is given still has to be awaited, and writes the outcome."""
