@@ -69,10 +69,21 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def room(clock: FakeClock) -> FixedRoom:
+    return FixedRoom(clock)
+
+
 @pytest.fixture(params=["sqlite", "memory"])
-async def engine(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Engine]:
-    clock, chance = FakeClock(), SeededChance(1)
-    room = FixedRoom(clock)
+async def engine(
+    request: pytest.FixtureRequest, home: Path, clock: FakeClock, room: FixedRoom
+) -> AsyncIterator[Engine]:
+    chance = SeededChance(1)
     identity = room.add_node(NODE, tier=NodeTier.BACKBONE)
     store: Store = MemoryStore(node_id=NODE, epoch="epoch_1")
     if request.param == "sqlite":
@@ -135,6 +146,19 @@ async def test_who_sends_and_waits_hears_the_last_word_of_each_recipient(engine:
     assert {each.state for each in engine.store.deliveries_of(receipt.event_id)} == {DeliveryState.REPLIED}
     with pytest.raises(Refusal):
         await engine.outcomes.send(to("nobody"))
+
+
+@pytest.mark.req("ACK-5", "ROUTE-3")
+async def test_who_sends_and_waits_hears_of_a_recipient_without_a_route(engine: Engine, room: FixedRoom) -> None:
+    """An agent whose gateway is not in the mesh is a dead letter at once; nobody waits for its word."""
+    room.add_agent("ghost", "node-gone")
+    request = SendRequest(source_agent_id="ada", to_agents=("bob", "ghost"), content=Content(body="hello"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        _, last_words = await engine.outcomes.send(request)
+    assert {agent: change.signal for agent, change in last_words.items()} == {
+        "bob": DeliverySignal.REPLY,
+        "ghost": DeliverySignal.UNROUTABLE,
+    }
 
 
 @pytest.mark.req("ACK-5")

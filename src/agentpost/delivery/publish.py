@@ -229,6 +229,9 @@ class Publisher:
             self._wakeups.outbox_grew()
             if deliveries or changes:
                 self._wakeups.timer_set(earliest_due_ms((*deliveries, *changes)))
+            if changes:
+                # Deliveries that end where they begin: nobody else will say so to those who wait for the end.
+                self._wakeups.deliveries_moved(changes)
 
         try:
             writing = self._store.append(events, deliveries=deliveries, changes=changes, notes=notes, resends=resends)
