@@ -1,6 +1,7 @@
 """Dispatch: each event reaches its agent once, in order, whatever happens in between."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -196,6 +197,48 @@ async def test_a_runtime_that_raises_is_an_attempt_that_failed(gateway: Gateway)
     assert entry.error == "RuntimeError: out of order"
     gateway.pass_time(2_000)
     await gateway.settled(event)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def raises(error: Exception) -> Callable[[Engagement], Result]:
+    def script(_: Engagement) -> Result:
+        raise error
+
+    return script
+
+
+HALF = "cannot read caf\udce9.txt"
+UNTELLABLE: dict[str, Callable[[Engagement], Result]] = {
+    "raises half a character": raises(ValueError(HALF)),
+    "raises what cannot be printed": raises(UnprintableError()),
+    "asks for another try with half a character": lambda _: Result(kind=ResultKind.RETRY, error=HALF),
+    "fails with half a character": lambda _: Result(kind=ResultKind.FAILED, error=HALF),
+}
+
+
+@pytest.mark.req("RTY-4")
+@pytest.mark.parametrize("is_idempotent", [False, True])
+@pytest.mark.parametrize("how", UNTELLABLE)
+async def test_an_error_that_cannot_be_told_is_an_error_all_the_same(
+    gateway: Gateway, how: str, is_idempotent: bool
+) -> None:
+    """Whatever a runtime says of its failure, the message ends, and the next one of its sender comes after it."""
+
+    def script(engagement: Engagement) -> Result:
+        return UNTELLABLE[how](engagement) if engagement.content.body == "bob 1" else DONE
+
+    await gateway.hire("ada", Scripted(script, is_idempotent=is_idempotent))
+    gateway.start(policy=replace(EXACT, max_attempts=1))
+    first, second = await gateway.arrive(gateway.message(1), gateway.message(2))
+    await gateway.settled(first, second)
+    entry = gateway.store.ledger_entry(first.event_id, "ada")
+    assert entry is not None
+    assert entry.outcome is Outcome.FAILED_TERMINAL
+    assert entry.error in ("ValueError: cannot read caf?.txt", "UnprintableError", "cannot read caf?.txt")
 
 
 @pytest.mark.req("RTY-4")

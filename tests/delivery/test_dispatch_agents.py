@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.ports import Result
@@ -71,7 +72,12 @@ async def test_an_agent_that_is_added_while_the_gateway_runs_is_served(gateway: 
     await gateway.settled(event)
 
 
-async def test_a_runtime_that_cannot_be_made_is_an_incident_of_its_agent_alone(gateway: Gateway) -> None:
+@pytest.mark.parametrize(
+    "problem", [Refusal(Code.INVALID_FIELD, "options.function cannot be loaded"), PermissionError(13, "not for you")]
+)
+async def test_a_runtime_that_cannot_be_made_is_an_incident_of_its_agent_alone(
+    gateway: Gateway, problem: Exception
+) -> None:
     """An agent with broken options waits for its operator; the others are served."""
     await gateway.hire("eve", Scripted())
     await gateway.hire("ada", Scripted())
@@ -79,7 +85,7 @@ async def test_a_runtime_that_cannot_be_made_is_an_incident_of_its_agent_alone(g
 
     class Missing(dict[str, Any]):
         def __missing__(self, agent_id: str) -> Any:
-            raise Refusal(Code.INVALID_FIELD, "options.function cannot be loaded")
+            raise problem
 
     gateway.runtimes = Missing(gateway.runtimes)
     dispatcher = gateway.start()

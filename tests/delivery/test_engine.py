@@ -1,14 +1,14 @@
 """The whole engine of one gateway, put together: local mail from send to answer, and what people ask about it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.incidents import STATUS
-from agentpost.delivery.ports import Content, Engagement
+from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.delivery.publish import SendRequest
 from agentpost.edges.runtimes.handler import HandlerRuntime
 from agentpost.edges.runtimes.pull import PullRuntime
@@ -21,7 +21,7 @@ from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import AgentStatus, Failover, NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import LedgerState, LocalAgent
+from agentpost.store.values import LedgerState, LocalAgent, Settlement
 from agentpost.testing import FakeClock, FixedRoom, MemoryStore, SeededChance
 
 NODE = "node-a"
@@ -69,10 +69,21 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def room(clock: FakeClock) -> FixedRoom:
+    return FixedRoom(clock)
+
+
 @pytest.fixture(params=["sqlite", "memory"])
-async def engine(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Engine]:
-    clock, chance = FakeClock(), SeededChance(1)
-    room = FixedRoom(clock)
+async def engine(
+    request: pytest.FixtureRequest, home: Path, clock: FakeClock, room: FixedRoom
+) -> AsyncIterator[Engine]:
+    chance = SeededChance(1)
     identity = room.add_node(NODE, tier=NodeTier.BACKBONE)
     store: Store = MemoryStore(node_id=NODE, epoch="epoch_1")
     if request.param == "sqlite":
@@ -137,6 +148,19 @@ async def test_who_sends_and_waits_hears_the_last_word_of_each_recipient(engine:
         await engine.outcomes.send(to("nobody"))
 
 
+@pytest.mark.req("ACK-5", "ROUTE-3")
+async def test_who_sends_and_waits_hears_of_a_recipient_without_a_route(engine: Engine, room: FixedRoom) -> None:
+    """An agent whose gateway is not in the mesh is a dead letter at once; nobody waits for its word."""
+    room.add_agent("ghost", "node-gone")
+    request = SendRequest(source_agent_id="ada", to_agents=("bob", "ghost"), content=Content(body="hello"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        _, last_words = await engine.outcomes.send(request)
+    assert {agent: change.signal for agent, change in last_words.items()} == {
+        "bob": DeliverySignal.REPLY,
+        "ghost": DeliverySignal.UNROUTABLE,
+    }
+
+
 @pytest.mark.req("ACK-5")
 async def test_the_word_of_an_agent_that_was_not_asked_ends_nothing(engine: Engine) -> None:
     """Whoever waits hears of the recipients only, whatever another agent's gateway says of the message."""
@@ -158,6 +182,38 @@ async def test_waiting_for_what_was_never_sent_is_refused(engine: Engine) -> Non
     with pytest.raises(Refusal) as refused:
         await engine.outcomes.ended(EventId("evt_01JZZZZZZZZZZZZZZZZZZZZZZZ"))
     assert refused.value.code is Code.NOT_FOUND
+
+
+SAID = Result(kind=ResultKind.PROCESSED, reply=Content(body="yes"))
+BY_HAND: list[Callable[[Engine, EventId], Awaitable[object]]] = [
+    lambda engine, event_id: engine.mailroom.reply("carl", event_id, Content(body="yes")),
+    lambda engine, event_id: engine.mailroom.dismiss("carl", event_id),
+    lambda engine, event_id: engine.pull.settle(event_id, "carl", SAID),
+]
+
+
+@pytest.mark.parametrize("settle", BY_HAND, ids=["reply", "dismiss", "settle"])
+async def test_who_gives_up_while_an_answer_is_written_has_given_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Engine, EventId], Awaitable[object]]
+) -> None:
+    """An agent that is cut off during the commit has settled its mail, and the sender hears of it at once."""
+    await engine.agents.add("carl", "pull")
+    receipt = await engine.publisher.send(to("carl"))
+    await until(lambda: bool(engine.mailroom.inbox("carl")))
+    await engine.pull.fetch("carl")
+    write = engine.store.settle
+
+    def write_and_give_up(settlement: Settlement) -> Awaitable[bool]:
+        settling.cancel()
+        return write(settlement)
+
+    monkeypatch.setattr(engine.store, "settle", write_and_give_up)
+    settling = asyncio.ensure_future(settle(engine, receipt.event_id))
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        (delivery,) = await engine.outcomes.ended(receipt.event_id)
+    assert delivery.state in (DeliveryState.REPLIED, DeliveryState.PROCESSED)
 
 
 @pytest.mark.req("OPS-6")

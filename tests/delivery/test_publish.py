@@ -666,3 +666,24 @@ async def test_who_gives_up_waiting_does_not_hold_up_the_others(post: Post) -> N
     receipt = await patient
     assert impatient.cancelled()
     assert receipt.event_id in {event.event_id for event in post.events()}
+
+
+@pytest.mark.req("PIPE-3")
+async def test_who_gives_up_while_it_is_written_has_sent_it_all_the_same(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large message whose sender is cancelled during the commit is durable, and those who send it on hear of it."""
+    append = post.store.append
+
+    def append_and_give_up(*args: Any, **named: Any) -> Any:
+        sending.cancel()
+        return append(*args, **named)
+
+    monkeypatch.setattr(post.store, "append", append_and_give_up)
+    sending = asyncio.ensure_future(post.publisher.send(to("bob", content=Content(body="x" * 5000))))
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    async with asyncio.timeout(30):
+        while not post.heard.heard:  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.001)
+    assert post.heard.heard == [("outbox", 1), ("timer", 1)]

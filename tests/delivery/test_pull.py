@@ -220,3 +220,22 @@ async def test_mail_that_was_given_back_does_not_wait_for_a_clock_that_was_set(g
     assert await pull.fetch("ada") == []
     gateway.clock.advance(10_000)
     assert [again.event_id for again in await pull.fetch("ada")] == [event.event_id]
+
+
+async def test_mail_that_was_settled_otherwise_leaves_no_lease_behind(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that answers by hand what it fetched, for years, costs no more memory than its open mail."""
+    monkeypatch.setattr("agentpost.delivery.pull._FEW_LEASES", 4)
+    pull = a_pull(gateway)
+    turns = gateway.dispatchers[-1].turns
+    kept, *settled = await gateway.arrive(*(gateway.message(number) for number in range(1, 40)))
+    (first,) = await pull.fetch("ada")
+    for event in settled:
+        await pull.fetch("ada")
+        # As a reply by hand does it, past the pull.
+        await turns.end(event, "ada", replied("done"))
+    assert first.event_id == kept.event_id
+    assert pull.lease_count <= 8
+    # The lease of what is still with the agent is among them.
+    assert await pull.fetch("ada") == []

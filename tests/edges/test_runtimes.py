@@ -381,6 +381,8 @@ async def test_a_function_can_have_a_time_limit() -> None:
         ("command", {"argv": []}, "options.argv"),
         ("command", {"argv": [""]}, "options.argv"),
         ("command", {"argv": ["x"], "cwd": "/no/such/directory"}, "options.cwd"),
+        ("command", {"argv": ["x"], "cwd": "x" * 5000}, "options.cwd"),
+        ("command", {"argv": ["x"], "env": {"KEY": "two\0halves"}}, "options.env"),
         ("command", {"argv": ["x"], "timeoutSeconds": 0}, "options.timeoutSeconds"),
         ("command", {"argv": ["x"], "maxConcurrent": "many"}, "options.maxConcurrent"),
         ("command", {"argv": ["x"], "output": "xml"}, "options.output"),
@@ -405,6 +407,18 @@ def test_options_that_make_no_sense_are_refused_by_name(runtime: str, options: d
     with refused(Code.INVALID_FIELD) as caught:
         check_agent(an_agent(runtime, **options))
     assert caught.value.field == field
+
+
+def test_a_directory_that_may_not_be_looked_at_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory in somebody else's home is no defect of the gateway."""
+
+    def deny(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", deny)
+    with refused(Code.INVALID_FIELD) as caught:
+        check_agent(an_agent("command", argv=["x"], cwd="/root/secret"))
+    assert caught.value.field == "options.cwd"
 
 
 def test_options_from_the_command_line_are_text_and_mean_the_same() -> None:

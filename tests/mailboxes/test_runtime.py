@@ -1,6 +1,7 @@
 """An agent of the mesh that reads a mailbox: its acks and nacks settle what it was sent."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from agentpost.edges.runtimes.mailbox import MailboxOptions, MailboxRuntime
 from agentpost.mailbox.file import FileMailbox
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.payloads import Kind
-from agentpost.testing import FakeClock
+from agentpost.testing import FakeClock, MemoryStore
+from tests.delivery.dispatching import NODE, Gateway, Scripted, until
 
 EVENT = EventId("evt_01ARZ3NDEKTSV4RRFFQ69G5FAV")
 ENGAGEMENT = Engagement(
@@ -72,3 +74,50 @@ async def test_a_dead_letter_of_the_mailbox_has_failed(tmp_path: Path, clock: Fa
     assert result.kind is ResultKind.FAILED
     assert "no compiler" in (result.error or "")
     await runtime.close()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    store = MemoryStore(node_id=NODE, epoch="first")
+    gateway = Gateway(store)
+    yield gateway
+    await gateway.close()
+    await store.close()
+
+
+def a_runtime(tmp_path: Path, clock: FakeClock) -> MailboxRuntime:
+    return MailboxRuntime(MailboxOptions(file=str(tmp_path / "mail.db")), clock=clock)
+
+
+@pytest.mark.req("RTY-3")
+async def test_a_changed_agent_does_not_wait_for_its_mailbox(gateway: Gateway, tmp_path: Path) -> None:
+    """Mail in a mailbox that nobody reads is unclear once the agent has another runtime, which has the rest at once."""
+    await gateway.hire("ada", a_runtime(tmp_path, gateway.clock), kind="mailbox")
+    dispatcher = gateway.start()
+    (first,) = await gateway.arrive(gateway.message(1))
+    async with FileMailbox.open(tmp_path / "mail.db", clock=gateway.clock) as mailbox:
+        assert await mailbox.dequeue("ada", wait_seconds=30) is not None
+    program = Scripted()
+    await gateway.hire("ada", program, kind="program")
+    dispatcher.refresh()
+    (second,) = await gateway.arrive(gateway.message(2))
+    await gateway.settled(second)
+    assert program.bodies == ["bob 2"]
+    await until(lambda: [each.subject for each in gateway.store.incidents()] == [f"{first.event_id}/ada"])
+
+
+@pytest.mark.req("RTY-3", "MBX-5")
+async def test_a_gateway_that_stops_does_not_wait_for_a_mailbox(gateway: Gateway, tmp_path: Path) -> None:
+    """What was handed over stays in the mailbox, and what the agent says of it is heard after the next start."""
+    await gateway.hire("ada", a_runtime(tmp_path, gateway.clock), kind="mailbox")
+    dispatcher = gateway.start()
+    (event,) = await gateway.arrive(gateway.message(1))
+    async with FileMailbox.open(tmp_path / "mail.db", clock=gateway.clock) as mailbox:
+        assert await mailbox.dequeue("ada", wait_seconds=30) is not None
+        assert await dispatcher.drain(timeout_seconds=5)
+        await dispatcher.close()
+        await mailbox.ack("ada", event.event_id)
+        gateway.runtimes["ada"] = a_runtime(tmp_path, gateway.clock)
+        gateway.start()
+        await gateway.settled(event)
+        assert await mailbox.dequeue("ada") is None

@@ -8,6 +8,7 @@ import pytest
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.testing import FakeClock
+from tests.edges.meshing import eventually
 from tests.edges.running import ServedGateway, agentpost, served_gateway
 from tests.protocol.test_delegation import a_row
 
@@ -28,13 +29,18 @@ def subjects(served: ServedGateway, agent_id: str) -> list[str]:
     return [line["subject"] for line in served.operator.get(f"/ansible/agents/{agent_id}/inbox")]
 
 
+def hears(served: ServedGateway, agent_id: str, *expected: str) -> None:
+    """What is sent is in the outbox at once, and in the inbox of an agent of the same gateway a moment later."""
+    eventually(lambda: subjects(served, agent_id) == list(expected))
+
+
 @pytest.mark.req("OPS-8")
 def test_a_policy_is_set_told_applied_and_acknowledged(served: ServedGateway, tmp_path: Path) -> None:
     """Every agent hears of a new policy, its file gets the section, and the ACK has the same version and checksum."""
     policy = set_policy(served)["policy"]
     assert policy["version"] == "2026-02-25.1"
     for agent_id in ("chief", "builder", "helper"):
-        assert subjects(served, agent_id) == ["policy_update 2026-02-25.1"]
+        hears(served, agent_id, "policy_update 2026-02-25.1")
     file = tmp_path / "IDENTITY.md"
     file.write_bytes(b"# Builder\r\n\r\nI build.")
     body = {"agentId": "builder", "file": str(file)}
@@ -46,7 +52,7 @@ def test_a_policy_is_set_told_applied_and_acknowledged(served: ServedGateway, tm
     assert policy["checksum"].encode() in text
     (ack,) = served.operator.get("/ansible/delegation")["acks"]
     assert (ack["agentId"], ack["version"], ack["checksum"]) == ("builder", policy["version"], policy["checksum"])
-    assert "policy_ack 2026-02-25.1" in subjects(served, "chief")
+    eventually(lambda: "policy_ack 2026-02-25.1" in subjects(served, "chief"))
 
 
 @pytest.mark.req("OPS-8")
@@ -54,11 +60,11 @@ def test_the_same_rows_make_no_new_version_and_other_rows_do(served: ServedGatew
     """Setting what is there already tells nobody anything; an intent that is gone is gone from the room."""
     set_policy(served, a_row("a"), a_row("b"))
     set_policy(served, a_row("b"), a_row("a"))
-    assert subjects(served, "helper") == ["policy_update 2026-02-25.1"]
+    hears(served, "helper", "policy_update 2026-02-25.1")
     policy = set_policy(served, a_row("b"))["policy"]
     assert policy["version"] == "2026-02-25.2"
     assert [row["intent"] for row in policy["intents"]] == ["b"]
-    assert subjects(served, "helper") == ["policy_update 2026-02-25.1", "policy_update 2026-02-25.2"]
+    hears(served, "helper", "policy_update 2026-02-25.1", "policy_update 2026-02-25.2")
 
 
 @pytest.mark.req("OPS-8")

@@ -20,6 +20,7 @@ from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.taskbook import Verdict
 from agentpost.protocol.tasks import TaskState
 from agentpost.protocol.timestamps import format_ms
+from agentpost.store.values import Settlement
 from agentpost.work.offering import NewTask
 from agentpost.work.tasks import Role
 from tests.work.meshing import Mesh
@@ -233,6 +234,39 @@ async def test_a_runtime_that_fails_fails_its_task(mesh: Mesh) -> None:
     assert (record.state, record.failure_class) == (TaskState.FAILED, "max_attempts")
     (told,) = a.open_mail("ada")
     assert "no compiler" in (a.engine.sealer.open(told).error_summary or "")
+
+
+@pytest.mark.req("TASK-7", "RTY-4")
+async def test_a_failure_that_comes_too_late_for_its_task_is_an_outcome_all_the_same(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that was ended while its failure was written stays as it ended; the mail that offered it is closed."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+
+    async def break_down(_: Engagement) -> str:
+        raise RuntimeError("no compiler")
+
+    await a.host("ada")
+    await b.host("bob", break_down)
+    settle = b.store.settle
+
+    async def settle_after_the_end(settlement: Settlement) -> bool:
+        if any(isinstance(event, TaskFailedEvent) for event in settlement.events):
+            monkeypatch.setattr(b.store, "settle", settle)
+            record = b.tasks.get(offered.task_id)
+            move = await b.engine.task_moves.complete(record, "bob", result_summary="Done by hand.", output=None)
+            await b.store.append((move.event,), deliveries=(move.delivery,))
+        return await settle(settlement)
+
+    monkeypatch.setattr(b.store, "settle", settle_after_the_end)
+    offered = await a.tasks.create(a_task("bob"))
+    for _ in range(20):
+        await mesh.rest()
+        mesh.clock.advance(600_000)
+        b.engine.wakeups.inbox_grew("bob")
+    assert a.tasks.get(offered.task_id).state is TaskState.COMPLETED
+    assert b.open_mail("bob") == []
+    assert [incident.kind for incident in b.store.incidents()] == ["reply_refused"]
 
 
 async def test_a_runtime_that_says_nothing_keeps_its_task(mesh: Mesh) -> None:

@@ -247,13 +247,15 @@ class _Desk:
             return None
         try:
             runtime = self._runtimes(agent)
-        except Refusal as refusal:
-            _log.warning("%s cannot be engaged: %s", agent.agent_id, refusal.message)
+        except Exception as error:  # noqa: BLE001 - a defect of one runtime is its agent's, and waits for its operator
+            # What a refusal says repeats no secret; of anything else the name has to do.
+            problem = error.message if isinstance(error, Refusal) else type(error).__name__
+            _log.warning("%s cannot be engaged: %s", agent.agent_id, problem)
             incident = Incident(
                 kind="runtime_unusable",
                 subject=agent.agent_id,
                 at_ms=self._clock.now_ms(),
-                detail={"runtime": agent.runtime, "problem": refusal.message},
+                detail={"runtime": agent.runtime, "problem": problem},
             )
             with suppress(Refusal):
                 await self._store.raise_incident(incident)

@@ -10,6 +10,7 @@ from itertools import islice
 from msgspec import Struct
 
 from agentpost.delivery.agents import expect_local_agent
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.publish import Publisher
@@ -134,20 +135,17 @@ class Mailroom:
         reply, delivery = await self._publisher.make_reply(event, agent_id=agent_id, content=content)
         settled = False
         if item.entry.state is not LedgerState.SETTLED and not isinstance(event, TaskCreateEvent):
-            settled = await self._store.settle(
-                Settlement(
-                    event_id=event_id,
-                    to_agent_id=agent_id,
-                    outcome=Outcome.PROCESSED,
-                    at_ms=self._clock.now_ms(),
-                    events=(reply, self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)),
-                    deliveries=(delivery,),
-                )
+            settlement = Settlement(
+                event_id=event_id,
+                to_agent_id=agent_id,
+                outcome=Outcome.PROCESSED,
+                at_ms=self._clock.now_ms(),
+                events=(reply, self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)),
+                deliveries=(delivery,),
             )
+            settled = await carried_out(self._store.settle(settlement), then=self._tell)
         if not settled:
-            await self._store.append((reply,), deliveries=(delivery,))
-        self._wakeups.outbox_grew()
-        self._wakeups.timer_set()
+            await carried_out(self._store.append((reply,), deliveries=(delivery,)), then=self._tell)
         return Answered(event_id=reply.event_id, corr_id=reply.corr_id, settled=settled)
 
     async def dismiss(self, agent_id: str, event_id: EventId) -> bool:
@@ -156,19 +154,23 @@ class Mailroom:
         if item.entry.state is LedgerState.SETTLED:
             return False
         event, now_ms = decode_event(item.raw), self._clock.now_ms()
-        settled = await self._store.settle(
-            Settlement(
-                event_id=event_id,
-                to_agent_id=agent_id,
-                outcome=Outcome.PROCESSED,
-                at_ms=now_ms,
-                events=(self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id),),
-            )
+        settlement = Settlement(
+            event_id=event_id,
+            to_agent_id=agent_id,
+            outcome=Outcome.PROCESSED,
+            at_ms=now_ms,
+            events=(self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id),),
         )
+        settled = await carried_out(self._store.settle(settlement), then=self._tell)
         if settled:
             await self._store.mark_read(event_id, agent_id, at_ms=now_ms)
-            self._wakeups.outbox_grew()
         return settled
+
+    def _tell(self, written: object) -> None:
+        """Have what was written sent on; False is a settlement that came too late and wrote nothing."""
+        if written is not False:
+            self._wakeups.outbox_grew()
+            self._wakeups.timer_set()
 
     def _item(self, agent_id: str, event_id: EventId) -> BacklogItem:
         expect_local_agent(self._store, agent_id)

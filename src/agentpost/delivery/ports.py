@@ -5,7 +5,7 @@ Values are frozen; an interface is implemented once for production and once for 
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -17,7 +17,18 @@ from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.store.values import Accepted
 
-__all__ = ["Content", "Engagement", "Result", "ResultKind", "RoomView", "Runtime", "TaskBrief", "Wakeups"]
+__all__ = [
+    "Content",
+    "Engagement",
+    "PatientRuntime",
+    "Result",
+    "ResultKind",
+    "RoomView",
+    "Runtime",
+    "TaskBrief",
+    "TurnLeftError",
+    "Wakeups",
+]
 
 
 class RoomView(Protocol):
@@ -136,6 +147,19 @@ class Runtime(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class TurnLeftError(Exception):
+    """Nobody here waits for the end of this turn any more. The agent may have the event, and may end it later."""
+
+
+@runtime_checkable
+class PatientRuntime(Protocol):
+    """A runtime whose turns last until somebody acts whom nobody here can hurry."""
+
+    def release(self) -> None:
+        """Wait for no outcome any longer: the turns that run raise `TurnLeftError`."""
+        ...
 
 
 class Wakeups:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
 from agentpost.delivery.gathering import Gatherer, Posting, Waiting, check_readable, message_of
 from agentpost.delivery.making import EventMaker
@@ -224,18 +225,21 @@ class Publisher:
         notes: Sequence[Note],
         resends: Sequence[ResentLetter] = (),
     ) -> Appended:
+        def tell(_appended: Appended) -> None:
+            self._wakeups.outbox_grew()
+            if deliveries or changes:
+                self._wakeups.timer_set(earliest_due_ms((*deliveries, *changes)))
+            if changes:
+                # Deliveries that end where they begin: nobody else will say so to those who wait for the end.
+                self._wakeups.deliveries_moved(changes)
+
         try:
-            appended = await self._store.append(
-                events, deliveries=deliveries, changes=changes, notes=notes, resends=resends
-            )
+            writing = self._store.append(events, deliveries=deliveries, changes=changes, notes=notes, resends=resends)
+            return await carried_out(writing, then=tell)
         except Refusal:
             for event in events:
                 await self._drop_blob_of(event)
             raise
-        self._wakeups.outbox_grew()
-        if deliveries or changes:
-            self._wakeups.timer_set(earliest_due_ms((*deliveries, *changes)))
-        return appended
 
     async def make_reply(self, event: Event, *, agent_id: str, content: Content) -> tuple[ReplyEvent, Delivery]:
         """An agent's answer to an event, sealed for the gateway that it came from, and its delivery: for a settlement.

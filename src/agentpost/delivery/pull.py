@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from agentpost.delivery.agents import expect_local_agent
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.ports import Engagement, Result, Wakeups
 from agentpost.delivery.turns import Begun, Held, Turns
 from agentpost.protocol.codec import decode_event
@@ -34,6 +35,8 @@ _PAGE: Final = 256
 _LONGEST_LEASE_SECONDS: Final = 86_400.0
 LONGEST_WAIT_SECONDS: Final = 300.0
 _FAR_OFF_MS: Final = 1 << 50
+# So many leases are kept before anybody looks which of them are of use.
+_FEW_LEASES: Final = 1024
 
 
 class Pull:
@@ -55,6 +58,7 @@ class Pull:
         self._clock = clock
         # When each lease is over, in monotonic milliseconds.
         self._leases: dict[tuple[EventId, str], int] = {}
+        self._tidy_above = _FEW_LEASES
         # The same for mail that was given back: its time of day in the ledger, and when that is.
         self._retries: dict[tuple[EventId, str], tuple[int, int]] = {}
         self._taking: set[tuple[EventId, str]] = set()
@@ -156,7 +160,7 @@ class Pull:
         self._leases.pop((event_id, agent_id), None)
         due_at_ms = self._turns.retry_at_ms(result, attempt=item.entry.attempts)
         if due_at_ms is None:
-            return await self._turns.end(event, agent_id, result)
+            return await carried_out(self._turns.end(event, agent_id, result))
         in_ms = due_at_ms - self._clock.now_ms()
         self._retries[event_id, agent_id] = due_at_ms, self._clock.monotonic_ms() + in_ms
         return await self._turns.postpone(event, agent_id, due_at_ms=due_at_ms, error=result.error)
@@ -198,7 +202,23 @@ class Pull:
         fetched = [turn.engagement for turn in begun if isinstance(turn, Begun)]
         over_at_ms = self._clock.monotonic_ms() + _lease_ms(agent)
         self._leases.update(((each.event_id, each.to_agent_id), over_at_ms) for each in fetched)
+        self._tidy()
         return fetched
+
+    @property
+    def lease_count(self) -> int:
+        return len(self._leases) + len(self._retries)
+
+    def _tidy(self) -> None:
+        """Forget mail that was settled past this, by a reply by hand, say. Now and then: it costs a look at each."""
+        if self.lease_count <= self._tidy_above:
+            return
+        for kept in (self._leases, self._retries):
+            for pair in tuple(kept):
+                entry = self._store.ledger_entry(*pair)
+                if entry is None or entry.state is LedgerState.SETTLED:
+                    del kept[pair]
+        self._tidy_above = max(_FEW_LEASES, 2 * self.lease_count)
 
     def _begin(self, item: BacklogItem) -> Awaitable[Begun | Held]:
         entry = item.entry

@@ -23,6 +23,7 @@ from agentpost.delivery.policy import earliest_due_ms
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, TaskBrief, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.task_turns import Standing, TaskTurns
+from agentpost.delivery.wording import as_text
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
 from agentpost.protocol.delivery import TAKEN, Delivery
 from agentpost.protocol.envelope import (
@@ -47,8 +48,6 @@ __all__ = ["Begun", "Held", "Hold", "Opener", "Replier", "Turns"]
 
 _log = logging.getLogger(__name__)
 
-# An error is for a person: its beginning says it.
-_MAX_ERROR: Final = 2000
 # A disk that is full now may have room again soon.
 _FULL_DISK_MS: Final = 5_000
 # Whoever fetches content wakes the agents that wait for it; this is for those who are not awake then.
@@ -286,7 +285,7 @@ class Turns:
         """Note that an attempt failed and when the next one is due (RTY-4). False if the row is closed."""
         try:
             await self._store.postpone(
-                event.event_id, agent_id, due_at_ms=due_at_ms, error=_short(error or "the runtime did not say why")
+                event.event_id, agent_id, due_at_ms=due_at_ms, error=as_text(error or "the runtime did not say why")
             )
         except Refusal as refusal:
             if refusal.code in _CLOSED:
@@ -362,7 +361,7 @@ class Turns:
 
     async def _reply_refused(self, event: Event, agent_id: str, refusal: Refusal) -> str:
         await self.incident("reply_refused", event, agent_id, code=refusal.code.value)
-        return _short(f"its reply could not be sent: {refusal.message}")
+        return as_text(f"its reply could not be sent: {refusal.message}")
 
     async def expire(self, event: Event, agent_id: str) -> bool:
         """ENV-7: end mail that the agent may not have any more. False if it had an outcome before."""
@@ -379,7 +378,7 @@ class Turns:
         engaged_at_ms: int | None = None,
         result: Result | None = None,
     ) -> bool:
-        error = _short(error or reason)
+        error = as_text(error or reason)
         ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason=reason)
         try:
             sealed = self._sealer.seal(Content(error_summary=error), event_id=ack.event_id, to_nodes=ack.to_nodes)
@@ -387,9 +386,18 @@ class Turns:
             # A sender that is out of the mesh has no key any more; the reason has to do.
             sealed = None
         ack = replace(ack, payload=replace(ack.payload, sealed=sealed))
-        said = await self._failed_task(event, agent_id, result or Result(kind=ResultKind.RETRY, error=error))
+        result = replace(result or Result(kind=ResultKind.RETRY), error=error)
+        said = await self._failed_task(event, agent_id, result)
         events, deliveries = (*(each for each, _ in said), ack), tuple(delivery for _, delivery in said)
-        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, events, deliveries, error, engaged_at_ms)
+        outcome = Outcome.FAILED_TERMINAL
+        try:
+            return await self._settle(event, agent_id, outcome, events, deliveries, error, engaged_at_ms)
+        except Refusal as refusal:
+            if not deliveries or not _is_about_the_reply(refusal):
+                raise
+            # The task ended in between, say. The turn is over all the same.
+            await self._reply_refused(event, agent_id, refusal)
+            return await self._settle(event, agent_id, outcome, (ack,), (), error, engaged_at_ms)
 
     async def _failed_task(self, event: Event, agent_id: str, result: Result) -> list[tuple[Event, Delivery]]:
         """TASK-7: whoever waits for a task hears that it failed. Its gateway may be out of the mesh."""
@@ -513,7 +521,3 @@ def _is_about_the_reply(refusal: Refusal) -> bool:
         Code.CONFLICT,
         Code.INVALID_TRANSITION,
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"

@@ -31,8 +31,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agentpost.delivery.lanes import Lanes, Mail
-from agentpost.delivery.ports import Result, ResultKind, Runtime
+from agentpost.delivery.ports import PatientRuntime, Result, ResultKind, Runtime, TurnLeftError
 from agentpost.delivery.turns import Begun, Hold, Turns
+from agentpost.delivery.wording import told
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
@@ -114,8 +115,10 @@ class Worker:
             self._woken.set()
 
     def stop(self) -> None:
-        """Begin no further turn; `run` returns when those that run have ended."""
+        """Begin no further turn; `run` returns when those that run have ended, or are left."""
         self._is_stopping = True
+        if isinstance(self._runtime, PatientRuntime):
+            self._runtime.release()
         self._woken.set()
 
     def is_busy_with(self, event_id: EventId) -> bool:
@@ -233,6 +236,8 @@ class Worker:
                 if ending is not None:
                     await ending
                 begun = None if following is None else await self._begin(following)
+        except TurnLeftError:
+            await self._leave(mail)
         finally:
             self._running -= 1
             self._look_whether_idle()
@@ -274,6 +279,8 @@ class Worker:
                     self._end_soon(mail, result)
                 following = self._next_unnoted(over_at_ms)
             await self._write_ends()
+        except TurnLeftError:
+            await self._leave(mail)
         finally:
             self._running -= 1
             self._look_whether_idle()
@@ -383,8 +390,16 @@ class Worker:
     async def _engage(self, begun: Begun) -> Result:
         try:
             return await self._runtime.engage(begun.engagement)
+        except TurnLeftError:
+            raise
         except Exception as error:  # noqa: BLE001 - a runtime that breaks its promise is an attempt that failed
-            return Result(kind=ResultKind.RETRY, error=f"{type(error).__name__}: {error}")
+            return Result(kind=ResultKind.RETRY, error=told(error))
+
+    async def _leave(self, mail: Mail) -> None:
+        """The agent has this, and what becomes of it is not waited for: as after a crash, the next worker finds out."""
+        at_ms = self._unnoted.pop(mail.event.event_id, None)
+        if at_ms is not None:
+            await self._turns.note(mail.event.event_id, self._agent_id, at_ms=at_ms)
 
     def _conclude(self, mail: Mail, attempt: int, result: Result) -> Coroutine[Any, Any, None]:
         """Let the lane go on at once; what is given still has to be awaited, and writes the outcome."""

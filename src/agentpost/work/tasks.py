@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.ports import Content
 from agentpost.delivery.task_moves import Move
@@ -244,20 +245,23 @@ class Tasks:
         if item is not None and offer is not None and item.entry.state is not LedgerState.SETTLED:
             eta_at = move.event.payload.eta_at if isinstance(move.event, TaskAcceptEvent) else None
             ack = self._engine.maker.ack(offer, AckType.PROCESSED, agent_id=agent_id, eta_at=eta_at)
-            settled = await self._store.settle(
-                Settlement(
-                    event_id=offer.event_id,
-                    to_agent_id=agent_id,
-                    outcome=Outcome.PROCESSED,
-                    at_ms=self._engine.clock.now_ms(),
-                    events=(move.event, ack),
-                    deliveries=(move.delivery,),
-                )
+            settlement = Settlement(
+                event_id=offer.event_id,
+                to_agent_id=agent_id,
+                outcome=Outcome.PROCESSED,
+                at_ms=self._engine.clock.now_ms(),
+                events=(move.event, ack),
+                deliveries=(move.delivery,),
             )
+            settled = await carried_out(self._store.settle(settlement), then=self._tell)
         if not settled:
-            await self._store.append((move.event,), deliveries=(move.delivery,))
-        self._engine.wakeups.outbox_grew()
-        self._engine.wakeups.timer_set()
+            await carried_out(self._store.append((move.event,), deliveries=(move.delivery,)), then=self._tell)
+
+    def _tell(self, written: object) -> None:
+        """Have what was written sent on; False is a settlement that came too late and wrote nothing."""
+        if written is not False:
+            self._engine.wakeups.outbox_grew()
+            self._engine.wakeups.timer_set()
 
     def _moved(self, record: TaskRecord, move: Move, verdict: Verdict | None = None) -> Moved:
         return Moved(task_id=record.task_id, event_id=move.event.event_id, state=record.state.value, verdict=verdict)

@@ -1,15 +1,14 @@
 """What an agent gives back, as a result: text, or a JSON object with a reply. Pure."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from agentpost.delivery.ports import Content, Result, ResultKind
+from agentpost.delivery.wording import as_text
 
-__all__ = ["failed", "from_json", "from_text", "processed", "retry", "told"]
-
-_MAX_ERROR: Final = 2000
+__all__ = ["failed", "from_json", "from_text", "processed", "retry"]
 
 
 class Answer(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -46,21 +45,8 @@ def processed(reply: str | Content | None) -> Result:
 
 
 def retry(error: str, *, after_seconds: float | None = None) -> Result:
-    return Result(kind=ResultKind.RETRY, error=_text(error), retry_after_seconds=after_seconds)
+    return Result(kind=ResultKind.RETRY, error=as_text(error), retry_after_seconds=after_seconds)
 
 
 def failed(error: str, *, failure_class: str | None = None) -> Result:
-    return Result(kind=ResultKind.FAILED, error=_text(error), failure_class=failure_class)
-
-
-def told(error: BaseException) -> str:
-    """What was raised, in words; somebody's exception may not even be printable."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its name has to do
-        return type(error).__name__
-
-
-def _text(error: str) -> str:
-    """Text that can be kept: the name of a file, say, may come with half surrogate pairs, which are not Unicode."""
-    return error[:_MAX_ERROR].encode("utf-8", errors="replace").decode("utf-8")
+    return Result(kind=ResultKind.FAILED, error=as_text(error), failure_class=failure_class)

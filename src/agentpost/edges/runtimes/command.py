@@ -54,8 +54,10 @@ class CommandOptions(Options, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         if not self.argv[0] or any("\0" in word for word in self.argv):
             raise _refused("argv", "must begin with the name of a program, and have no zero bytes in it")
-        if self.cwd is not None and not Path(self.cwd).is_dir():
-            raise _refused("cwd", "must be a directory that exists")
+        if self.cwd is not None and not _is_directory(self.cwd):
+            raise _refused("cwd", "must be a directory that exists and that agentpost may look into")
+        if any("\0" in value for value in self.env.values()):
+            raise _refused("env", "must have no zero bytes in it")
         for name in (*self.env, *self.pass_env):
             if name.startswith(_OUR_PREFIX):
                 raise _refused("env", f"must leave names that begin with {_OUR_PREFIX} to agentpost")
@@ -184,6 +186,14 @@ def _environment(options: CommandOptions, engagement: Engagement) -> dict[str, s
         "AGENTPOST_ATTEMPT": str(engagement.attempt),
     }
     return passed | options.env | said
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        # It is somebody else's, or its name is too long.
+        return False
 
 
 def _refused(name: str, problem: str) -> Refusal:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from agentpost.delivery.ports import Content, Engagement, Result
+from agentpost.delivery.wording import told
 from agentpost.edges.runtimes import answers
 from agentpost.edges.runtimes.options import Options, Timeout
 from agentpost.protocol.errors import Code, Refusal
@@ -54,7 +55,7 @@ class HandlerRuntime:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever somebody's function raises is an attempt that failed
             if isinstance(error, TimeoutError) and limit is not None and limit.expired():
                 return answers.retry(f"it took longer than {self._timeout_seconds:g} s")
-            return answers.retry(answers.told(error))
+            return answers.retry(told(error))
 
     async def ask(self, event_id: EventId) -> Result | None:
         return None

@@ -2,15 +2,17 @@
 
 The mailbox is a file that the agent reads with the mailbox protocol. It tries again by itself what the agent nacks;
 what becomes a dead letter there has failed here. The event's id is the message's: a second hand-over changes nothing.
+So when the gateway stops, or the agent is changed, nobody waits for the mailbox: what was handed over stays there.
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from agentpost.delivery.ports import Engagement, Result
+from agentpost.delivery.ports import Engagement, Result, TurnLeftError
 from agentpost.edges.runtimes import answers
 from agentpost.edges.runtimes.options import AtOnce, Options
 from agentpost.mailbox.file import FileMailbox
@@ -41,6 +43,7 @@ class MailboxRuntime:
         self._options = options
         self._clock = clock
         self._opened: FileMailbox | None = None
+        self._released = asyncio.Event()
         self.max_concurrent = options.max_concurrent
 
     def _mailbox(self) -> FileMailbox:
@@ -53,11 +56,34 @@ class MailboxRuntime:
         try:
             mailbox = self._mailbox()
             await mailbox.enqueue(message)
-            return await _outcome(mailbox, message)
+            return await self._outcome(mailbox, message)
         except Refusal as refusal:
             # What a mailbox cannot hold it cannot hold later either.
             is_final = refusal.code in (Code.TOO_LARGE, Code.TOO_DEEP, Code.INVALID_FIELD)
             return answers.failed(refusal.message) if is_final else answers.retry(refusal.message)
+
+    def release(self) -> None:
+        self._released.set()
+
+    async def _outcome(self, mailbox: FileMailbox, message: MailboxMessage) -> Result:
+        """Wait until the agent has settled the message, for as long as somebody wants to know."""
+        pause = _FIRST_LOOK_SECONDS
+        while True:
+            state, reason = await mailbox.state_of(message.to, message.msg_id)
+            match state:
+                case MailboxState.ACKED:
+                    return answers.processed(None)
+                case MailboxState.DEAD_LETTER:
+                    return answers.failed(reason or "the agent did not take it")
+                case MailboxState.EXPIRED | None:
+                    return answers.failed("it waited in the mailbox until it expired, or was purged there")
+                case _ if self._released.is_set():
+                    raise TurnLeftError
+                case _:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(pause):
+                            await self._released.wait()
+                    pause = min(pause * 1.5, _LOOK_EVERY_SECONDS)
 
     async def ask(self, event_id: EventId) -> Result | None:
         # Handing it over again asks, too.
@@ -66,23 +92,6 @@ class MailboxRuntime:
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
-
-
-async def _outcome(mailbox: FileMailbox, message: MailboxMessage) -> Result:
-    """Wait until the agent has settled the message, however long that takes."""
-    pause = _FIRST_LOOK_SECONDS
-    while True:
-        state, reason = await mailbox.state_of(message.to, message.msg_id)
-        match state:
-            case MailboxState.ACKED:
-                return answers.processed(None)
-            case MailboxState.DEAD_LETTER:
-                return answers.failed(reason or "the agent did not take it")
-            case MailboxState.EXPIRED | None:
-                return answers.failed("it waited in the mailbox until it expired, or was purged there")
-            case _:
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.5, _LOOK_EVERY_SECONDS)
 
 
 def _message(engagement: Engagement, session: str) -> MailboxMessage:
