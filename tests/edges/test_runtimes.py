@@ -5,6 +5,7 @@ import base64
 import hmac
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -130,6 +131,34 @@ async def test_a_program_that_takes_too_long_is_killed_with_its_children(tmp_pat
     assert result.kind is ResultKind.RETRY
     assert "3 s" in (result.error or "")
     await gone(*(int(pid) for pid in pids.read_text().split()))
+
+
+async def test_a_program_that_cannot_be_killed_does_not_hold_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs as another user, by sudo, goes on; its turn is over, and the message is not given to a second one."""
+    started = tmp_path / "pid"
+    kill = os.kill
+
+    def deny(_pid: int, _signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("agentpost.edges.runtimes.command._KILLED_SECONDS", 0.1)
+    monkeypatch.setattr(os, "killpg", deny)
+    monkeypatch.setattr(os, "kill", deny)
+    script = f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    try:
+        result = await asyncio.wait_for(engage(a_command(script, timeoutSeconds=2)), 30)
+    finally:
+        kill(int(started.read_text()), signal.SIGKILL)
+    assert result.kind is ResultKind.FAILED
+    assert "could not be ended" in (result.error or "")
+
+
+async def test_the_last_line_of_stderr_is_always_told() -> None:
+    """However much a program says before it gives up, the reason is what it said last."""
+    result = await engage(a_command("sys.stderr.write('e' * 100_000 + '\\nno compiler'); sys.exit(1)"))
+    assert (result.error or "").endswith("\nno compiler")
 
 
 async def test_a_turn_that_is_cut_off_leaves_no_process(tmp_path: Path) -> None:
