@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import hmac
 import json
 import os
@@ -150,7 +151,11 @@ async def test_a_program_that_cannot_be_killed_does_not_hold_the_turn(
     try:
         result = await asyncio.wait_for(engage(a_command(script, timeoutSeconds=2)), 30)
     finally:
+        monkeypatch.undo()
         kill(int(started.read_text()), signal.SIGKILL)
+    await gone(int(started.read_text()))
+    # The loop hears of its end a moment later, and would complain about one that it has not heard of.
+    await asyncio.sleep(0.1)
     assert result.kind is ResultKind.FAILED
     assert "could not be ended" in (result.error or "")
 
@@ -347,6 +352,25 @@ async def test_an_answer_has_a_limit(endpoint: Endpoint) -> None:
     assert (await engage(a_webhook(endpoint, maxResponseBytes=1000))).kind is ResultKind.FAILED
 
 
+async def test_an_answer_that_was_packed_is_not_unpacked(endpoint: Endpoint) -> None:
+    """A few bytes that become many would get round the limit; the endpoint is asked not to, and refused if it does."""
+    endpoint.answer("200 OK", gzip.compress(b"x" * 100), content_type="text/plain", content_encoding="gzip")
+    result = await engage(a_webhook(endpoint, headers={"Accept-Encoding": "gzip"}))
+    assert result.kind is ResultKind.FAILED
+    assert "content-encoding" in (result.error or "")
+    assert endpoint.requests[0].headers["accept-encoding"] == "identity"
+
+
+async def test_nothing_of_one_message_goes_along_with_the_next(endpoint: Endpoint) -> None:
+    """What an endpoint wants remembered is not: cookies would grow, and tie messages together."""
+    endpoint.answer("204 No Content", set_cookie="seen=1; Path=/")
+    endpoint.answer("204 No Content")
+    runtime = a_webhook(endpoint)
+    await runtime.engage(an_engagement())
+    await engage(runtime)
+    assert "cookie" not in endpoint.requests[1].headers
+
+
 # Handlers
 
 
@@ -420,6 +444,7 @@ async def test_a_function_can_have_a_time_limit() -> None:
         ("webhook", {}, "options.url"),
         ("webhook", {"url": "ftp://host/x"}, "options.url"),
         ("webhook", {"url": "http://"}, "options.url"),
+        ("webhook", {"url": "http://host:99999/"}, "options.url"),
         ("webhook", {"url": "http://me:pw@host/"}, "options.url"),
         ("webhook", {"url": "http://host/", "secret": "short"}, "options.secret"),
         ("webhook", {"url": "http://host/", "secret": "whsec_???"}, "options.secret"),
