@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import gzip
 import hmac
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -130,6 +132,38 @@ async def test_a_program_that_takes_too_long_is_killed_with_its_children(tmp_pat
     assert result.kind is ResultKind.RETRY
     assert "3 s" in (result.error or "")
     await gone(*(int(pid) for pid in pids.read_text().split()))
+
+
+async def test_a_program_that_cannot_be_killed_does_not_hold_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs as another user, by sudo, goes on; its turn is over, and the message is not given to a second one."""
+    started = tmp_path / "pid"
+    kill = os.kill
+
+    def deny(_pid: int, _signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("agentpost.edges.runtimes.command._KILLED_SECONDS", 0.1)
+    monkeypatch.setattr(os, "killpg", deny)
+    monkeypatch.setattr(os, "kill", deny)
+    script = f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    try:
+        result = await asyncio.wait_for(engage(a_command(script, timeoutSeconds=2)), 30)
+    finally:
+        monkeypatch.undo()
+        kill(int(started.read_text()), signal.SIGKILL)
+    await gone(int(started.read_text()))
+    # The loop hears of its end a moment later, and would complain about one that it has not heard of.
+    await asyncio.sleep(0.1)
+    assert result.kind is ResultKind.FAILED
+    assert "could not be ended" in (result.error or "")
+
+
+async def test_the_last_line_of_stderr_is_always_told() -> None:
+    """However much a program says before it gives up, the reason is what it said last."""
+    result = await engage(a_command("sys.stderr.write('e' * 100_000 + '\\nno compiler'); sys.exit(1)"))
+    assert (result.error or "").endswith("\nno compiler")
 
 
 async def test_a_turn_that_is_cut_off_leaves_no_process(tmp_path: Path) -> None:
@@ -318,6 +352,25 @@ async def test_an_answer_has_a_limit(endpoint: Endpoint) -> None:
     assert (await engage(a_webhook(endpoint, maxResponseBytes=1000))).kind is ResultKind.FAILED
 
 
+async def test_an_answer_that_was_packed_is_not_unpacked(endpoint: Endpoint) -> None:
+    """A few bytes that become many would get round the limit; the endpoint is asked not to, and refused if it does."""
+    endpoint.answer("200 OK", gzip.compress(b"x" * 100), content_type="text/plain", content_encoding="gzip")
+    result = await engage(a_webhook(endpoint, headers={"Accept-Encoding": "gzip"}))
+    assert result.kind is ResultKind.FAILED
+    assert "content-encoding" in (result.error or "")
+    assert endpoint.requests[0].headers["accept-encoding"] == "identity"
+
+
+async def test_nothing_of_one_message_goes_along_with_the_next(endpoint: Endpoint) -> None:
+    """What an endpoint wants remembered is not: cookies would grow, and tie messages together."""
+    endpoint.answer("204 No Content", set_cookie="seen=1; Path=/")
+    endpoint.answer("204 No Content")
+    runtime = a_webhook(endpoint)
+    await runtime.engage(an_engagement())
+    await engage(runtime)
+    assert "cookie" not in endpoint.requests[1].headers
+
+
 # Handlers
 
 
@@ -391,6 +444,7 @@ async def test_a_function_can_have_a_time_limit() -> None:
         ("webhook", {}, "options.url"),
         ("webhook", {"url": "ftp://host/x"}, "options.url"),
         ("webhook", {"url": "http://"}, "options.url"),
+        ("webhook", {"url": "http://host:99999/"}, "options.url"),
         ("webhook", {"url": "http://me:pw@host/"}, "options.url"),
         ("webhook", {"url": "http://host/", "secret": "short"}, "options.secret"),
         ("webhook", {"url": "http://host/", "secret": "whsec_???"}, "options.secret"),

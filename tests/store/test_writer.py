@@ -329,6 +329,19 @@ async def test_nothing_is_promised_that_the_thread_would_have_to_write(writer: W
         assert not writer.promise(1)
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.req("ACK-3")
+@pytest.mark.parametrize("waiting", [126, 127])
+async def test_nothing_is_promised_to_who_would_make_a_crowd(writer: Writer, waiting: int) -> None:
+    """With one caller more the thread gets what is asked for next: that is promised to nobody."""
+    loop_thread = threading.get_ident()
+    before = [writer.submit(lambda _: None, size=1) for _ in range(waiting)]
+    is_promised = writer.promise(1)
+    written_by = await writer.submit(lambda _: threading.get_ident(), size=1)
+    assert is_promised == (written_by == loop_thread)
+    await asyncio.gather(*before)
+
+
 async def test_nothing_is_promised_on_a_slow_disk(writer: Writer) -> None:
     """Where a commit takes long the loop does not write, so reads could not wait for it."""
     await writer.submit(lambda _: time.sleep(0.5), size=1)

@@ -125,7 +125,8 @@ class Writer:
         self._callers_loop()
         if self._in_thread or self._stopped or self._failure is not None or self._connection.locked():
             return False
-        is_little = size + _size_of(self._asked_for) <= _MOST_EVENTS_ON_LOOP
+        makes_no_crowd = len(self._asked_for) < _MOST_CALLERS_ON_LOOP
+        is_little = makes_no_crowd and size + _size_of(self._asked_for) <= _MOST_EVENTS_ON_LOOP
         self._is_promised = self._is_promised or (is_little and self._commit_seconds <= _QUICK_SECONDS)
         return self._is_promised and is_little
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, field
 
 from agentpost.delivery.ports import Engagement, Result
+from agentpost.delivery.wording import MAX_ERROR
 from agentpost.edges.runtimes import answers
 from agentpost.edges.runtimes.options import Bytes, Options, Timeout
 from agentpost.protocol.errors import Code, Refusal
@@ -31,10 +32,13 @@ _PASSED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", 
 _OUR_PREFIX: Final = "AGENTPOST_"
 _STDOUT: Final = 1
 _STDERR: Final = 2
-_STDERR_BYTES: Final = 4096
+# The last line says most, so all of it fits into an error.
+_STDERR_BYTES: Final = MAX_ERROR - 100
 _STDERR_LINES: Final = 10
 # After the program has ended, something that it left behind may still hold its stdout; nobody waits long for that.
 _LEFT_BEHIND_SECONDS: Final = 1.0
+# Who is killed is gone at once. What runs as another user, by sudo say, cannot be killed from here.
+_KILLED_SECONDS: Final = 5.0
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
@@ -87,12 +91,17 @@ class CommandRuntime:
             async with asyncio.timeout(options.timeout_seconds):
                 await run.converse(msgspec.json.encode(engagement))
         except TimeoutError:
-            return answers.retry(f"it took longer than {options.timeout_seconds:g} s and was ended")
+            run.is_late = True
         finally:
             await run.end()
         return self._result(run)
 
     def _result(self, run: "_Run") -> Result:
+        if not run.has_ended:
+            # Another run beside this one would do the work twice.
+            return answers.failed("it took too long or printed too much, and could not be ended: it may still run")
+        if run.is_late:
+            return answers.retry(f"it took longer than {self._options.timeout_seconds:g} s and was ended")
         if run.is_too_long:
             return answers.failed(f"it printed more than {self._options.max_output_bytes} bytes and was ended")
         code = run.exit_code
@@ -121,6 +130,7 @@ class _Run(asyncio.SubprocessProtocol):
         self._stderr = bytearray()
         self.stdout = bytearray()
         self.is_too_long = False
+        self.is_late = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
@@ -142,6 +152,10 @@ class _Run(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self._exited.set()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._exited.is_set()
 
     @property
     def exit_code(self) -> int:
@@ -166,8 +180,11 @@ class _Run(asyncio.SubprocessProtocol):
         """Leave nothing that runs: what has not ended by itself is killed with its whole group."""
         if not (self._exited.is_set() and self._silent.is_set()):
             self._kill()
-            await self._exited.wait()
-        self._transport.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KILLED_SECONDS):
+                    await self._exited.wait()
+        with suppress(PermissionError):
+            self._transport.close()
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):

@@ -13,6 +13,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Annotated, Final
 
 import httpx
@@ -63,6 +64,8 @@ class WebhookOptions(Options, frozen=True, kw_only=True, rename="camel"):
             raise _refused("url", "must be a URL") from None
         if url.scheme not in ("http", "https") or not url.host:
             raise _refused("url", "must begin with http:// or https:// and name a host")
+        if url.port is not None and not 0 < url.port < 65_536:
+            raise _refused("url", "must have a port from 1 to 65535, or none")
         if url.userinfo:
             raise _refused("url", "must not have a password in it; headers can carry one")
         if self.secret is not None:
@@ -106,8 +109,11 @@ class WebhookRuntime:
             return answers.retry(f"the endpoint answered {status}", after_seconds=_retry_after_seconds(response))
         if not 200 <= status < 300:
             return answers.failed(f"the endpoint answered {status}")
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            # It was asked not to. A kilobyte that is packed well is a megabyte here, before it can be counted.
+            return answers.failed("the endpoint answered with a content-encoding")
         body = bytearray()
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > self._options.max_response_bytes:
                 return answers.failed(f"the endpoint answered with more than {self._options.max_response_bytes} bytes")
@@ -131,6 +137,8 @@ class WebhookRuntime:
                 follow_redirects=False,
                 # Nothing of the gateway's surroundings: no proxy, no .netrc.
                 trust_env=False,
+                # Nor does anything of one message go along with the next.
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 transport=self._transport,
                 verify=needs_certificates(self._options.url),
                 limits=httpx.Limits(max_connections=self._options.max_concurrent),
@@ -141,9 +149,10 @@ class WebhookRuntime:
         message_id = f"{engagement.event_id}:{engagement.to_agent_id}"
         timestamp = str(self._clock.now_ms() // 1000)
         headers = {
-            **self._options.headers,
+            **{name.lower(): value for name, value in self._options.headers.items()},
             "content-type": "application/json",
             "user-agent": "agentpost",
+            "accept-encoding": "identity",
             "idempotency-key": message_id,
             "webhook-id": message_id,
             "webhook-timestamp": timestamp,
