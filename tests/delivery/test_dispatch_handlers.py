@@ -8,7 +8,7 @@ import pytest
 from agentpost.delivery.ports import Engagement, Result
 from agentpost.delivery.pull import Pull
 from agentpost.edges.runtimes.handler import HandlerRuntime
-from tests.delivery.dispatching import DONE, Gateway, Scripted, is_postponed, until
+from tests.delivery.dispatching import DONE, Gateway, Scripted, is_postponed, turn_the_loop, until
 
 
 class _UnprintableError(Exception):
@@ -62,7 +62,10 @@ async def test_whatever_a_function_raises_is_tried_again(
 
 
 @pytest.mark.req("RTY-3")
-async def test_a_turn_that_began_before_the_agent_fetches_its_mail_is_not_handed_out_again(gateway: Gateway) -> None:
+@pytest.mark.parametrize("is_idempotent", [False, True])
+async def test_a_turn_that_began_before_the_agent_fetches_its_mail_is_not_handed_out_again(
+    gateway: Gateway, is_idempotent: bool
+) -> None:
     """The agent is changed to one that fetches while its program is at work. No lease ends that turn."""
     go_on = asyncio.Event()
 
@@ -70,7 +73,7 @@ async def test_a_turn_that_began_before_the_agent_fetches_its_mail_is_not_handed
         await go_on.wait()
         return DONE
 
-    ada = Scripted(lambda _: work())
+    ada = Scripted(lambda _: work(), is_idempotent=is_idempotent)
     await gateway.hire("ada", ada)
     dispatcher = gateway.start()
     pull = Pull(
@@ -80,13 +83,16 @@ async def test_a_turn_that_began_before_the_agent_fetches_its_mail_is_not_handed
         wakeups=gateway.wakeups,
         is_busy_with=dispatcher.is_busy_with,
     )
-    (first,) = await gateway.arrive(gateway.message(1))
+    # What comes while its worker runs is noted after its turn began.
+    await turn_the_loop()
+    first, second = await gateway.arrive(gateway.message(1), gateway.message(2))
     await until(lambda: bool(ada.engaged))
     await gateway.hire("ada", Scripted(), kind="pull", leaseSeconds=1)
     dispatcher.refresh()
     gateway.clock.advance(2_000)
-    assert await pull.fetch("ada") == []
+    # What the program was not given yet, and what comes now, the agent can have at once, and nothing else.
+    (third,) = await gateway.arrive(gateway.message(3))
+    assert [each.event_id for each in await pull.fetch("ada", 10)] == [second.event_id, third.event_id]
     go_on.set()
     await gateway.settled(first)
-    (second,) = await gateway.arrive(gateway.message(2))
-    assert [each.event_id for each in await pull.fetch("ada")] == [second.event_id]
+    assert await pull.fetch("ada") == []

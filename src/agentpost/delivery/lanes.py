@@ -7,10 +7,12 @@ that takes several at once there is no order to keep, and each event is a lane o
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from agentpost.protocol.envelope import Event
+from agentpost.protocol.ids import EventId
 
 __all__ = ["Lanes", "Mail"]
 
@@ -87,6 +89,12 @@ class Lanes:
         if mail is not None:
             heapq.heappush(self._ready, (mail.inbox_seq, event_id, mail))
         return mail is not None
+
+    def event_ids(self) -> Iterator[EventId]:
+        """Of all mail that is here and not out."""
+        yield from (mail.event.event_id for _, _, mail in self._ready)
+        for behind in (self._waiting.values(), *self._behind.values()):
+            yield from (mail.event.event_id for mail in behind)
 
     def waiting(self) -> list[Mail]:
         return list(self._waiting.values())

@@ -229,7 +229,8 @@ class Pull:
 
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
         pair = (entry.event_id, entry.to_agent_id)
-        if pair in self._taking or (entry.state is LedgerState.ENGAGED and self._is_busy_with(*pair)):
+        # An attempt that has only just begun may not be in the ledger yet.
+        if pair in self._taking or self._is_busy_with(*pair):
             return False
         return self._free_in_ms_of(entry, agent) <= 0
 

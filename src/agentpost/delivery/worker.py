@@ -96,6 +96,8 @@ class Worker:
 
     def mail_came(self, mail: Sequence[Mail] = ()) -> None:
         """There is mail, or content that some mail waited for."""
+        if self._is_stopping:
+            return
         if mail and not self._has_more and len(self._lanes) < _LOOK_AHEAD:
             # All that was there before is in the lanes: this comes next, and need not be read again.
             for each in mail:
@@ -117,6 +119,8 @@ class Worker:
     def stop(self) -> None:
         """Begin no further turn; `run` returns when those that run have ended, or are left."""
         self._is_stopping = True
+        # What was not begun is the next one's from now on.
+        self._known.difference_update(self._lanes.event_ids())
         if isinstance(self._runtime, PatientRuntime):
             self._runtime.release()
         self._woken.set()
