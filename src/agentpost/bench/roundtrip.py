@@ -1,9 +1,10 @@
 """`agentpost bench roundtrip`: sent, accepted, processed, seen by the sender, between two gateway processes.
 
 All guarantees are on: FULL sync on both sides, sealed content, signed heads. The sender's gateway runs in this process,
-the receiver's in one of its own, over a real link on loopback. The limit beside it is the same records written by hand
-(`peers/bare`). Where `redis-server` and `nats-server` are installed the same trip goes over them in the same run, with
-an accepted and a processed record for each message. Systems take turns, and each is judged by its best round.
+the receiver's in one of its own, over a real link on loopback. The limits beside it are the same records written by
+hand, plain (`peers/bare`) and as sealed, chained and signed events (`peers/guarded`). Where `redis-server` and
+`nats-server` are installed the same trip goes over them in the same run, with an accepted and a processed record for
+each message. Systems take turns, and each is judged by its best round.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from typing import Final
 import uvloop
 
 from agentpost.bench.measure import Metric, Say
-from agentpost.bench.peers.bare import bare_pair
+from agentpost.bench.peers.bare import BarePair, bare_pair
+from agentpost.bench.peers.guarded import guarded_pair
 from agentpost.bench.peers.nats import nats_peer, nats_trip
 from agentpost.bench.peers.redis import redis_peer, redis_trip
 from agentpost.bench.peers.running import find_program
@@ -43,7 +45,8 @@ __all__ = [
     "settle_at_once",
 ]
 
-_LIMIT: Final = "bare writes in Python"
+# The limits of this machine for two processes in Python, and who writes them by hand.
+_LIMITS: Final = {"bare writes in Python": bare_pair, "sealed and signed by hand": guarded_pair}
 _WINDOWS: Final = (1, 256, 2_048)
 _MESSAGES: Final = {1: 300, 256: 10_000, 2_048: 20_000}
 SENDER: Final = "bench-sender"
@@ -65,9 +68,9 @@ def bench_roundtrip(*, rounds: int, pair: Pair, say: Say) -> list[Metric]:
     found: dict[str, dict[int, Trip]] = {}
     with contextlib.ExitStack() as stack:
         systems: dict[str, Run] = {"agentpost": lambda window, messages: uvloop.run(_ours(pair, window, messages))}
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentpost-bench-"))
-        bare = stack.enter_context(bare_pair(Path(folder)))
-        systems[_LIMIT] = lambda window, messages: bare.trip(window=window, messages=messages)
+        for name, by_hand in _LIMITS.items():
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentpost-bench-"))
+            systems[name] = _by_hand(stack.enter_context(by_hand(Path(folder))))
         for name, program, client, peer, trip in (
             ("Redis Streams", "redis-server", "redis", redis_peer, redis_trip),
             ("NATS JetStream", "nats-server", "nats", nats_peer, nats_trip),
@@ -88,6 +91,10 @@ def bench_roundtrip(*, rounds: int, pair: Pair, say: Say) -> list[Metric]:
                     say(f"{name}, {window} under way, round {turn + 1} of {rounds}")
                     _keep_best(found.setdefault(name, {}), run(window, _MESSAGES[window]))
     return [metric for window in _WINDOWS for metric in _metrics(window, found)]
+
+
+def _by_hand(pair: BarePair) -> Run:
+    return lambda window, messages: pair.trip(window=window, messages=messages)
 
 
 def _at(trip: Callable[..., Trip], port: int) -> Run:
