@@ -349,7 +349,14 @@ class Worker:
             return None
         is_noted = not self._is_unnoted(mail)
         begun = await self._turns.begin(
-            event, self._agent_id, attempts=mail.attempts, error=mail.error, is_noted=is_noted, claims=True
+            event,
+            self._agent_id,
+            attempts=mail.attempts,
+            error=mail.error,
+            is_noted=is_noted,
+            # What was left with such a runtime is still there: to wait for it again is no attempt.
+            is_resumed=mail.is_unclear and isinstance(self._runtime, PatientRuntime),
+            claims=True,
         )
         if isinstance(begun, Begun):
             if not is_noted:

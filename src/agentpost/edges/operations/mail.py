@@ -76,9 +76,7 @@ def mail_counts(desk: Desk, caller: Caller) -> tuple[int, int]:
     store = desk.engine.store
     if caller.context is None:
         return store.backlog_size(caller.agent_id), store.backlog_size(caller.agent_id, unread_only=True)
-    entries = [
-        item.entry for item in store.inbox_by_corr(caller.context) if item.entry.to_agent_id == caller.agent_id
-    ]
+    entries = [item.entry for item in store.inbox_by_corr(caller.context) if item.entry.to_agent_id == caller.agent_id]
     open_ = [entry for entry in entries if entry.state is not LedgerState.SETTLED]
     return len(open_), sum(entry.read_at_ms is None for entry in open_)
 
