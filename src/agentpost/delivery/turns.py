@@ -139,17 +139,25 @@ class Turns:
         error: str | None = None,
         is_noted: bool = True,
         is_resumed: bool = False,
+        lease_ms: int = 0,
         claims: bool = False,
     ) -> Begun | Held:
         """Record the attempt and give what the agent is to get. `attempts` and `error` are those of the ledger row.
 
         An attempt that is not noted now has to be noted with its end: only for who may get the same event again. One
-        that is resumed goes on where it was left, and is none of its own (RTY-4). With `claims` a task is claimed for
-        the agent first; without, the agent does that by itself.
+        that is resumed goes on where it was left, and is none of its own (RTY-4). For the time of a lease nobody else
+        gets the event. With `claims` a task is claimed for the agent first; without, the agent does that by itself.
         """
         try:
             return await self._begin(
-                event, agent_id, attempts, error, is_noted=is_noted, is_resumed=is_resumed, claims=claims
+                event,
+                agent_id,
+                attempts,
+                error,
+                is_noted=is_noted,
+                is_resumed=is_resumed,
+                lease_ms=lease_ms,
+                claims=claims,
             )
         except Refusal as refusal:
             if refusal.code in _CLOSED:
@@ -167,6 +175,7 @@ class Turns:
         *,
         is_noted: bool,
         is_resumed: bool,
+        lease_ms: int,
         claims: bool,
     ) -> Begun | Held:
         now_ms = self._clock.now_ms()
@@ -191,7 +200,8 @@ class Turns:
             attempt = attempts if is_resumed else attempts + 1
             return Begun(event=event, engagement=self._engagement(event, agent_id, attempt, content), at_ms=now_ms)
         try:
-            attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms)
+            until_ms = now_ms + lease_ms if lease_ms else 0
+            attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms, until_ms=until_ms)
         except Refusal as refusal:
             if refusal.code is Code.EXPIRED:
                 await self.expire(event, agent_id)
