@@ -20,8 +20,8 @@ __all__ = ["Lanes", "Mail"]
 class Mail(Struct, frozen=True, kw_only=True):
     """One open ledger row with its event. `is_unclear`: it was handed over before a crash, and nobody noted an end.
 
-    `is_fresh`: it came while this gateway ran, so no crash can have happened with it. `is_leased`: the agent has fetched
-    it before it was engaged from here, and has it until `due_at_ms`; it is in no order with the rest.
+    `is_fresh`: it came while this gateway ran, so no crash can have happened with it. `is_leased`: the agent fetched it
+    before it was engaged from here, and has it until `due_at_ms`; it is in no order with the rest.
     """
 
     inbox_seq: int

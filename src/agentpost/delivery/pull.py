@@ -4,8 +4,8 @@ What is fetched is the agent's for the time of a lease. If it has neither settle
 fetched again, as the next attempt: a pulling agent that crashes is thereby made up for, and `event_id` is its key to
 notice a repeat. Whoever settles first has settled; a later word changes nothing.
 
-A lease is measured by a clock that nobody sets. It outlives a restart of the gateway and a change of the agent's runtime,
-also one that was extended; from then on it is measured by the time of day, which is what the ledger has.
+A lease is measured by a clock that nobody sets. It outlives a restart of the gateway and a change of the agent's
+runtime, also one that was extended; from then on it is measured by the time of day, which is what the ledger has.
 """
 
 import asyncio
