@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.ports import Result, ResultKind
 from agentpost.delivery.pull import Pull
 from agentpost.protocol.errors import Code
@@ -13,7 +14,7 @@ from agentpost.protocol.payloads import AckType
 from agentpost.store.interface import Store
 from agentpost.store.values import LedgerState, Outcome
 from agentpost.testing import START_MS, MemoryStore
-from tests.delivery.dispatching import AGAIN, DONE, NODE, Gateway, Scripted, replied
+from tests.delivery.dispatching import AGAIN, DONE, NODE, Gateway, Scripted, replied, turn_the_loop, until
 from tests.store.building import EPOCH, open_sqlite, refused
 
 LEASE_MS = 60_000
@@ -35,6 +36,16 @@ def a_pull(gateway: Gateway) -> Pull:
     return Pull(store=gateway.store, turns=gateway.start().turns, clock=gateway.clock, wakeups=gateway.wakeups)
 
 
+def pull_beside(gateway: Gateway, dispatcher: Dispatcher) -> Pull:
+    return Pull(
+        store=gateway.store,
+        turns=dispatcher.turns,
+        clock=gateway.clock,
+        wakeups=gateway.wakeups,
+        is_busy_with=dispatcher.is_busy_with,
+    )
+
+
 @pytest.mark.req("ACK-2")
 async def test_an_agent_fetches_works_and_settles(gateway: Gateway) -> None:
     """What is fetched comes oldest first, and is settled with a reply like any other turn."""
@@ -49,6 +60,57 @@ async def test_an_agent_fetches_works_and_settles(gateway: Gateway) -> None:
     (third,) = await pull.fetch("ada", limit=10)
     assert third.content.body == "bob 3"
     assert await pull.fetch("ada") == []
+
+
+@pytest.mark.req("RTY-3")
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["running", "restarted"])
+async def test_mail_that_was_fetched_stays_with_an_agent_that_is_changed(gateway: Gateway, is_restarted: bool) -> None:
+    """Its new program gets everything else at once, and what is with the agent only once the lease is over."""
+    dispatcher = gateway.start()
+    pull = pull_beside(gateway, dispatcher)
+    first, second = await gateway.arrive(gateway.message(1), gateway.message(2))
+    assert [each.event_id for each in await pull.fetch("ada", 2)] == [first.event_id, second.event_id]
+    program = Scripted(is_idempotent=True)
+    await gateway.hire("ada", program)
+    if is_restarted:
+        await dispatcher.close()
+        dispatcher = gateway.start()
+        pull = pull_beside(gateway, dispatcher)
+    dispatcher.refresh()
+    (third,) = await gateway.arrive(gateway.message(3))
+    await gateway.settled(third)
+    # Who works on it settles it, or says that it needs more time.
+    assert await pull.settle(first.event_id, "ada", replied("done"))
+    await pull.extend(second.event_id, "ada", seconds=2 * LEASE_MS / 1000)
+    gateway.pass_time(2 * LEASE_MS - 1)
+    await turn_the_loop()
+    assert program.bodies == ["bob 3"]
+    gateway.pass_time(1)
+    await gateway.settled(second)
+    assert [(each.content.body, each.attempt) for each in program.engaged] == [("bob 3", 1), ("bob 2", 2)]
+    assert len(gateway.replies(first)) == 1
+
+
+@pytest.mark.req("RTY-3")
+async def test_mail_that_a_changed_agent_settles_in_time_is_no_incident(gateway: Gateway) -> None:
+    """A program that must get nothing twice is not asked about what the agent had fetched, settled or given back."""
+    dispatcher = gateway.start()
+    pull = pull_beside(gateway, dispatcher)
+    done, again, lost = await gateway.arrive(*(gateway.message(number) for number in (1, 2, 3)))
+    await pull.fetch("ada", 3)
+    program = Scripted()
+    await gateway.hire("ada", program)
+    dispatcher.refresh()
+    (last,) = await gateway.arrive(gateway.message(4))
+    await gateway.settled(last)
+    assert gateway.store.incidents() == []
+    assert await pull.settle(done.event_id, "ada", DONE)
+    assert await pull.settle(again.event_id, "ada", AGAIN)
+    gateway.pass_time(LEASE_MS)
+    await gateway.settled(done, again)
+    # What it neither settled nor gave back may be done: nobody knows, and an operator decides.
+    await until(lambda: [each.subject for each in gateway.store.incidents()] == [f"{lost.event_id}/ada"])
+    assert program.bodies == ["bob 4", "bob 2"]
 
 
 @pytest.mark.req("RTY-3")

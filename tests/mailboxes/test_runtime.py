@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agentpost.delivery.ports import Content, Engagement, ResultKind
+from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.edges.runtimes.mailbox import MailboxOptions, MailboxRuntime
 from agentpost.mailbox.file import FileMailbox
 from agentpost.protocol.ids import CorrId, EventId
-from agentpost.protocol.payloads import Kind
+from agentpost.protocol.payloads import AckType, Kind
 from agentpost.testing import FakeClock, MemoryStore
-from tests.delivery.dispatching import NODE, Gateway, Scripted, until
+from tests.delivery.dispatching import EXACT, NODE, Gateway, Scripted, is_postponed, until
 
 EVENT = EventId("evt_01ARZ3NDEKTSV4RRFFQ69G5FAV")
 ENGAGEMENT = Engagement(
@@ -121,3 +121,72 @@ async def test_a_gateway_that_stops_does_not_wait_for_a_mailbox(gateway: Gateway
         gateway.start()
         await gateway.settled(event)
         assert await mailbox.dequeue("ada") is None
+
+
+@pytest.mark.req("RTY-4")
+@pytest.mark.parametrize("is_drained", [True, False], ids=["stopped", "killed"])
+async def test_mail_that_waits_in_a_mailbox_outlives_any_number_of_restarts(
+    gateway: Gateway, tmp_path: Path, is_drained: bool
+) -> None:
+    """A gateway that is started ten times while nobody reads the mailbox has tried once, and then hears the ack."""
+    await gateway.hire("ada", a_runtime(tmp_path, gateway.clock), kind="mailbox")
+    dispatcher = gateway.start()
+    (event,) = await gateway.arrive(gateway.message(1))
+    async with FileMailbox.open(tmp_path / "mail.db", clock=gateway.clock) as mailbox:
+        for _ in range(10):
+            await until(lambda: _attempts(gateway, event.event_id) == 1)
+            if is_drained:
+                assert await dispatcher.drain(timeout_seconds=5)
+            await dispatcher.close()
+            runtime = gateway.runtimes["ada"] = _Counted(a_runtime(tmp_path, gateway.clock))
+            dispatcher = gateway.start()
+            await until(lambda runtime=runtime: runtime.attempts or gateway.is_settled(event))
+            assert runtime.attempts == [1]
+        assert not gateway.is_settled(event)
+        assert await mailbox.dequeue("ada", wait_seconds=30) is not None
+        await mailbox.ack("ada", event.event_id)
+        await gateway.settled(event)
+    assert _attempts(gateway, event.event_id) == 1
+    assert [ack.payload.ack_type for ack in gateway.outcomes(event)] == [AckType.PROCESSED]
+
+
+@pytest.mark.req("RTY-4")
+async def test_a_mailbox_that_cannot_be_opened_after_a_restart_is_a_failed_attempt(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    """What goes on is no attempt; what has to be tried again is, and ends when there are enough of them."""
+    await gateway.hire("ada", a_runtime(tmp_path, gateway.clock), kind="mailbox")
+    dispatcher = gateway.start(policy=EXACT)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await until(lambda: _attempts(gateway, event.event_id) == 1)
+    await dispatcher.drain(timeout_seconds=5)
+    await dispatcher.close()
+    gateway.runtimes["ada"] = MailboxRuntime(MailboxOptions(file=str(tmp_path)), clock=gateway.clock)
+    gateway.start(policy=EXACT)
+    for attempt in (1, 2):
+        await until(lambda attempt=attempt: is_postponed(gateway, event.event_id, attempt))
+        gateway.pass_time(60_000)
+    await gateway.settled(event)
+    assert _attempts(gateway, event.event_id) == EXACT.max_attempts
+
+
+class _Counted:
+    """A mailbox runtime that notes which attempts it was asked for."""
+
+    is_idempotent = True
+
+    def __init__(self, inner: MailboxRuntime) -> None:
+        self._inner = inner
+        self.max_concurrent = inner.max_concurrent
+        self.release, self.ask, self.close = inner.release, inner.ask, inner.close
+        self.attempts: list[int] = []
+
+    async def engage(self, engagement: Engagement) -> Result:
+        self.attempts.append(engagement.attempt)
+        return await self._inner.engage(engagement)
+
+
+def _attempts(gateway: Gateway, event_id: EventId) -> int:
+    entry = gateway.store.ledger_entry(event_id, "ada")
+    assert entry is not None
+    return entry.attempts

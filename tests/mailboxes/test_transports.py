@@ -6,7 +6,7 @@ import socket
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import agentpost
+from agentpost.edges.http.patience import PatientHttp
 from agentpost.edges.mailbox.carriers import UnixCarrier, WebSocketCarrier
 from agentpost.edges.mailbox.connecting import connect_mailbox
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
@@ -159,6 +160,43 @@ async def test_nobody_comes_in_without_the_token(file: FileMailbox) -> None:
             await WebSocketCarrier.connect(url.replace("http", "ws") + "/ansible/mailbox", token="wrong")  # noqa: S106
         assert refused.value.code is Code.INVALID_TOKEN
     assert await file.peek("bob") == []
+
+
+@pytest.mark.req("MBX-10")
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"POST /ansible/mailbox/bob/enqueue HTTP/1.1\r\nHost: x\r\n",
+        b"POST /ansible/mailbox/bob/enqueue HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
+    ],
+    ids=["nothing", "half of the headers", "half of the body"],
+)
+async def test_who_sends_byte_by_byte_is_cut_off(
+    file: FileMailbox, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    """A caller of an HTTP mailbox that never brings a whole request is cut off; one that waits for mail is not."""
+    monkeypatch.setattr(PatientHttp, "request_seconds", 0.3)
+    async with serve_http(file, host="127.0.0.1", port=0, token=None) as url, await connect_mailbox(url) as mailbox:
+        waiting = asyncio.ensure_future(mailbox.dequeue("bob", wait_seconds=30))
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(begun)
+
+        async def dribble() -> None:
+            while begun:
+                writer.write(b" ")
+                await asyncio.sleep(0.05)
+
+        dribbling = asyncio.ensure_future(dribble())
+        async with asyncio.timeout(30):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        dribbling.cancel()
+        writer.close()
+        await file.enqueue(message("m1"))
+        got = await waiting
+        assert got is not None
+        assert got.msg_id == "m1"
 
 
 async def test_messages_are_pushed_as_long_as_there_is_credit(file: FileMailbox) -> None:

@@ -160,6 +160,29 @@ async def test_a_refresh_token_is_spent_for_its_successor(store: Store) -> None:
 
 
 @pytest.mark.req("EXT-2")
+async def test_a_successor_that_is_asked_for_again_is_not_given_twice(store: Store) -> None:
+    """Who spends a token for the same unused one again is told so and gets nothing; once that is used it is theft."""
+    session = await opened(store)
+    other = await opened(store, 2)
+    assert await rotate(store, 100, 101, session, at_ms=START_MS + 1_000)
+    before = store.agent_session(session.session_id), store.refresh_token((101).to_bytes(32)), store.audit_log()
+    for at_ms in (START_MS + 1_001, START_MS + 1_000 + 100 * GRACE_MS):
+        with refused(Code.CONFLICT):
+            await rotate(store, 100, 101, session, at_ms=at_ms)
+        # Nor is one that is somebody's already.
+        with refused(Code.INVALID_FIELD):
+            await rotate(store, 200, 101, other, at_ms=at_ms)
+    assert before == (
+        store.agent_session(session.session_id),
+        store.refresh_token((101).to_bytes(32)),
+        store.audit_log(),
+    )
+    at_ms = START_MS + 1_000 + 200 * GRACE_MS
+    assert await rotate(store, 101, 102, session, at_ms=at_ms)
+    assert not await rotate(store, 100, 101, session, at_ms=at_ms + 1)
+
+
+@pytest.mark.req("EXT-2")
 async def test_a_lost_answer_is_made_up_for_within_the_grace(store: Store) -> None:
     """Again and again, as long as nobody used what got lost; that is void, and whoever uses it ends the session."""
     session = await opened(store)

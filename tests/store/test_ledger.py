@@ -44,6 +44,16 @@ async def test_an_attempt_is_counted_before_it_is_made(store: Store) -> None:
     assert entry_of(store, FIRST.event_id).engaged_at_ms == 20
 
 
+@pytest.mark.req("RTY-3")
+async def test_an_attempt_says_until_when_the_agent_has_the_event(store: Store) -> None:
+    """Who has it for a time has it until then; the next attempt begins without what was said for the last one."""
+    await take(store)
+    await store.engage(FIRST.event_id, "ada", at_ms=10, until_ms=500)
+    assert entry_of(store, FIRST.event_id).due_at_ms == 500
+    await store.engage(FIRST.event_id, "ada", at_ms=20)
+    assert entry_of(store, FIRST.event_id).due_at_ms == 0
+
+
 @pytest.mark.req("RTY-4")
 async def test_a_failed_attempt_waits_and_stays_in_the_backlog(store: Store) -> None:
     """A dispatch that failed is neither read nor lost: it has its error, and a time to try again."""

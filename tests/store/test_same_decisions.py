@@ -222,10 +222,10 @@ class TwoStores(RuleBasedStateMachine):
             return decode_event(backlog[number % len(backlog)].raw)
         return THEIRS[number - 1]
 
-    @rule(number=THEIR_NUMBERS, agent=AGENTS, at=TIMES)
-    def engage(self, number: int, agent: str, at: int) -> None:
+    @rule(number=THEIR_NUMBERS, agent=AGENTS, at=TIMES, until=TIMES)
+    def engage(self, number: int, agent: str, at: int, until: int) -> None:
         event_id = self._theirs(number, agent).event_id
-        self._both(lambda store: store.engage(event_id, agent, at_ms=at))
+        self._both(lambda store: store.engage(event_id, agent, at_ms=at, until_ms=until))
 
     @rule(number=THEIR_NUMBERS, agent=AGENTS, due=TIMES)
     def postpone(self, number: int, agent: str, due: int) -> None:

@@ -20,7 +20,8 @@ __all__ = ["Lanes", "Mail"]
 class Mail(Struct, frozen=True, kw_only=True):
     """One open ledger row with its event. `is_unclear`: it was handed over before a crash, and nobody noted an end.
 
-    `is_fresh`: it came while this gateway ran, so no crash can have happened with it.
+    `is_fresh`: it came while this gateway ran, so no crash can have happened with it. `is_leased`: the agent fetched it
+    before it was engaged from here, and has it until `due_at_ms`; it is in no order with the rest.
     """
 
     inbox_seq: int
@@ -30,6 +31,7 @@ class Mail(Struct, frozen=True, kw_only=True):
     error: str | None = None
     is_unclear: bool = False
     is_fresh: bool = False
+    is_leased: bool = False
 
 
 class Lanes:
@@ -51,7 +53,7 @@ class Lanes:
     def add(self, mail: Mail) -> None:
         """Put mail at the end of its lane."""
         self._size += 1
-        if self._is_ordered:
+        if self._is_ordered and not mail.is_leased:
             behind = self._behind.get(lane := _sender_of(mail))
             if behind is not None:
                 behind.append(mail)
@@ -69,7 +71,7 @@ class Lanes:
 
     def done(self, mail: Mail) -> None:
         """The lane of mail that was taken goes on with what is behind it."""
-        if not self._is_ordered:
+        if not self._is_ordered or mail.is_leased:
             return
         lane = _sender_of(mail)
         behind = self._behind[lane]

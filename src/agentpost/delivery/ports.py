@@ -155,7 +155,10 @@ class TurnLeftError(Exception):
 
 @runtime_checkable
 class PatientRuntime(Protocol):
-    """A runtime whose turns last until somebody acts whom nobody here can hurry."""
+    """A runtime whose turns last until somebody acts whom nobody here can hurry.
+
+    A turn that was left, or cut off by a crash, goes on when the same event is handed over again.
+    """
 
     def release(self) -> None:
         """Wait for no outcome any longer: the turns that run raise `TurnLeftError`."""

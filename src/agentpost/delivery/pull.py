@@ -4,8 +4,8 @@ What is fetched is the agent's for the time of a lease. If it has neither settle
 fetched again, as the next attempt: a pulling agent that crashes is thereby made up for, and `event_id` is its key to
 notice a repeat. Whoever settles first has settled; a later word changes nothing.
 
-A lease is measured by a clock that nobody sets. It outlives a restart of the gateway, also one that was extended; from
-then on it is measured by the time of day, which is what the ledger has.
+A lease is measured by a clock that nobody sets. It outlives a restart of the gateway and a change of the agent's
+runtime, also one that was extended; from then on it is measured by the time of day, which is what the ledger has.
 """
 
 import asyncio
@@ -170,7 +170,8 @@ class Pull:
 
         Gives the time when the lease is over.
         """
-        agent = self._expect_agent(agent_id)
+        # Also one that has another runtime by now: the mail that it fetched is still with it.
+        agent = expect_local_agent(self._store, agent_id)
         item = self._expect_fetched(event_id, agent_id)
         if not 0 < seconds <= _LONGEST_LEASE_SECONDS:
             raise Refusal(
@@ -194,7 +195,7 @@ class Pull:
         pairs = [(item.entry.event_id, item.entry.to_agent_id) for item in items]
         self._taking.update(pairs)
         try:
-            begun = await asyncio.gather(*(self._begin(item) for item in items))
+            begun = await asyncio.gather(*(self._begin(item, agent) for item in items))
         finally:
             self._taking.difference_update(pairs)
             for pair in pairs:
@@ -220,12 +221,14 @@ class Pull:
                     del kept[pair]
         self._tidy_above = max(_FEW_LEASES, 2 * self.lease_count)
 
-    def _begin(self, item: BacklogItem) -> Awaitable[Begun | Held]:
+    def _begin(self, item: BacklogItem, agent: LocalAgent) -> Awaitable[Begun | Held]:
         entry = item.entry
         error = entry.error
         if entry.state is LedgerState.ENGAGED:
             error = "the agent fetched it and did not settle it in time"
-        return self._turns.begin(decode_event(item.raw), entry.to_agent_id, attempts=entry.attempts, error=error)
+        return self._turns.begin(
+            decode_event(item.raw), agent.agent_id, attempts=entry.attempts, error=error, lease_ms=_lease_ms(agent)
+        )
 
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
         pair = (entry.event_id, entry.to_agent_id)
@@ -244,8 +247,9 @@ class Pull:
         over_at_ms = self._leases.get((entry.event_id, entry.to_agent_id))
         if over_at_ms is not None:
             return over_at_ms - self._clock.monotonic_ms()
-        # An extension stands in the ledger. What is left there from an earlier try was over before this one began.
-        return max((entry.engaged_at_ms or 0) + _lease_ms(agent), entry.due_at_ms) - self._clock.now_ms()
+        # Leases of before stand in no ledger, nor do turns of other runtimes that an agent had before it fetched.
+        begun_ms = (entry.engaged_at_ms or 0) + _lease_ms(agent) if agent.runtime == PULL else 0
+        return max(begun_ms, entry.due_at_ms) - self._clock.now_ms()
 
     def _expect_agent(self, agent_id: str) -> LocalAgent:
         agent = expect_local_agent(self._store, agent_id)

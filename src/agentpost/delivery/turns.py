@@ -138,15 +138,27 @@ class Turns:
         attempts: int,
         error: str | None = None,
         is_noted: bool = True,
+        is_resumed: bool = False,
+        lease_ms: int = 0,
         claims: bool = False,
     ) -> Begun | Held:
         """Record the attempt and give what the agent is to get. `attempts` and `error` are those of the ledger row.
 
-        An attempt that is not noted now has to be noted with its end: only for who may get the same event again. With
-        `claims` a task is claimed for the agent first; without, the agent does that by itself.
+        An attempt that is not noted now has to be noted with its end: only for who may get the same event again. One
+        that is resumed goes on where it was left, and is none of its own (RTY-4). For the time of a lease nobody else
+        gets the event. With `claims` a task is claimed for the agent first; without, the agent does that by itself.
         """
         try:
-            return await self._begin(event, agent_id, attempts, error, is_noted=is_noted, claims=claims)
+            return await self._begin(
+                event,
+                agent_id,
+                attempts,
+                error,
+                is_noted=is_noted,
+                is_resumed=is_resumed,
+                lease_ms=lease_ms,
+                claims=claims,
+            )
         except Refusal as refusal:
             if refusal.code in _CLOSED:
                 # Somebody settled it meanwhile, with a reply by hand for instance.
@@ -155,13 +167,22 @@ class Turns:
             return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _FULL_DISK_MS)
 
     async def _begin(
-        self, event: Event, agent_id: str, attempts: int, error: str | None, *, is_noted: bool, claims: bool
+        self,
+        event: Event,
+        agent_id: str,
+        attempts: int,
+        error: str | None,
+        *,
+        is_noted: bool,
+        is_resumed: bool,
+        lease_ms: int,
+        claims: bool,
     ) -> Begun | Held:
         now_ms = self._clock.now_ms()
         if is_expired(event, now_ms=now_ms):
             await self.expire(event, agent_id)
             return _ENDED
-        if exhausted(self._policy, attempts):
+        if exhausted(self._policy, attempts) and not is_resumed:
             # Attempts that ended in a crash of this gateway count too, or a poisonous message would be tried for ever.
             last_error = error or "the gateway stopped during each attempt"
             await self._fail(event, agent_id, reason="max_attempts", error=last_error)
@@ -175,10 +196,12 @@ class Turns:
             return await self._without_content(event, agent_id, refusal)
         if isinstance(event, TaskCreateEvent) and (held := await self._take_task(event, agent_id, claims)) is not None:
             return held
-        if not is_noted:
-            return Begun(event=event, engagement=self._engagement(event, agent_id, attempts + 1, content), at_ms=now_ms)
+        if is_resumed or not is_noted:
+            attempt = attempts if is_resumed else attempts + 1
+            return Begun(event=event, engagement=self._engagement(event, agent_id, attempt, content), at_ms=now_ms)
         try:
-            attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms)
+            until_ms = now_ms + lease_ms if lease_ms else 0
+            attempt = await self._store.engage(event.event_id, agent_id, at_ms=now_ms, until_ms=until_ms)
         except Refusal as refusal:
             if refusal.code is Code.EXPIRED:
                 await self.expire(event, agent_id)

@@ -17,6 +17,9 @@ twice needs no such trace: an attempt with mail that came just now is written to
 it lasts. Mail from before the start is always noted first: it may be what ended the gateway. Turns without such a note
 that are over at once follow each other in one sitting, and their ends are written together.
 
+A lease. What an agent had fetched when its runtime was changed stays with it for the time of the lease (RTY-3), and
+holds nothing back meanwhile.
+
 After a crash. An event that was handed over and has no outcome is *unclear*: its runtime is asked; if that cannot say
 and is not idempotent, the event is neither repeated nor given up but shown as an incident, until an operator decides
 (`Dispatcher.resolve`). It does not hold back what follows.
@@ -203,14 +206,16 @@ class Worker:
     def _mail(self, item: BacklogItem) -> Mail:
         entry = item.entry
         is_unclear = entry.state is LedgerState.ENGAGED
+        due_at_ms = self._lane_time(entry.due_at_ms)
         return Mail(
             inbox_seq=entry.inbox_seq,
             event=decode_event(item.raw),
             attempts=entry.attempts,
-            due_at_ms=self._lane_time(entry.due_at_ms),
+            due_at_ms=due_at_ms,
             error=entry.error,
             is_unclear=is_unclear,
             is_fresh=entry.inbox_seq > self._fresh_after and not is_unclear and not entry.attempts,
+            is_leased=is_unclear and due_at_ms > self._clock.monotonic_ms(),
         )
 
     def _add(self, mail: Mail) -> None:
@@ -345,11 +350,22 @@ class Worker:
         """Record the attempt. None if the agent does not get this mail now; its lane knows then."""
         event = mail.event
         self._without_content.pop(event.event_id, None)
+        if mail.is_leased:
+            if (now_due := self._when_given_back(mail)) is None:
+                return None
+            mail = now_due
         if mail.is_unclear and await self._is_concluded(mail):
             return None
         is_noted = not self._is_unnoted(mail)
         begun = await self._turns.begin(
-            event, self._agent_id, attempts=mail.attempts, error=mail.error, is_noted=is_noted, claims=True
+            event,
+            self._agent_id,
+            attempts=mail.attempts,
+            error=mail.error,
+            is_noted=is_noted,
+            # What was left with such a runtime is still there: to wait for it again is no attempt.
+            is_resumed=mail.is_unclear and isinstance(self._runtime, PatientRuntime),
+            claims=True,
         )
         if isinstance(begun, Begun):
             if not is_noted:
@@ -368,6 +384,18 @@ class Worker:
             self._lanes.done(mail)
             self._known.discard(event.event_id)
         return None
+
+    def _when_given_back(self, mail: Mail) -> Mail | None:
+        """Leased mail as it stands now that its time seemed to be over; None if it is done, or stays with the agent."""
+        item = self._store.inbox_item(mail.event.event_id, self._agent_id)
+        if item is None or item.entry.state is LedgerState.SETTLED:
+            self._known.discard(mail.event.event_id)
+            return None
+        found = replace(self._mail(item), is_leased=True)
+        if found.due_at_ms > self._clock.monotonic_ms():
+            self._lanes.put_back(found)
+            return None
+        return found
 
     async def _is_concluded(self, mail: Mail) -> bool:
         """Find out about mail that was handed over before a crash. False if it may be handed over again."""

@@ -1,7 +1,8 @@
 """An agent outside the mesh, from its own side: its key and tokens in a file, and a proof with each call (EXT-3).
 
 The file is for its owner only. Several processes may use one: a refresh token is good once, so who refreshes holds a
-lock and looks first whether another has done it.
+lock and looks first whether another has done it. The next refresh token is chosen here, and in the file before it is
+asked for: whoever dies before the answer is written goes on with it, and no token is ever spent twice (EXT-2).
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 
 from agentpost.auth.external.proofs import USE_NONCE, body_hash
 from agentpost.auth.external.scopes import operations_of
-from agentpost.auth.external.wire import SessionGrant
+from agentpost.auth.external.wire import REFRESH_PREFIX, SessionGrant
 from agentpost.auth.signing import from_text, to_text
 from agentpost.edges.operator_client import answer_of
 from agentpost.protocol.errors import Code, Refusal
@@ -34,6 +35,7 @@ __all__ = ["Credentials", "OutsideClient"]
 
 _PATH: Final = "/ansible/agent/"
 _TIMEOUT_SECONDS: Final = 20.0
+_TOKEN_BYTES: Final = 32
 _STALE: Final = (Code.EXPIRED_ACCESS_TOKEN, Code.INVALID_ACCESS_TOKEN)
 
 
@@ -45,6 +47,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     private_key: str
     access_token: str = ""
     refresh_token: str = ""
+    # What the last refresh asked for, until its answer is here.
+    next_refresh_token: str = ""
     granted_scopes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -63,12 +67,14 @@ class OutsideClient:
         self._http = httpx.AsyncClient(timeout=_TIMEOUT_SECONDS)
 
     @classmethod
-    async def accept(cls, file: Path, *, url: str, agent_id: str, invite_token: str) -> "OutsideClient":
+    async def accept(
+        cls, file: Path, *, url: str, agent_id: str, invite_token: str, clock: Clock | None = None
+    ) -> "OutsideClient":
         """Exchange an invite for a session, with a new key, and keep both in a file that must not be there yet."""
         key = to_text(Ed25519PrivateKey.generate().private_bytes_raw())
         # Written before the invite is used up: a directory that cannot be written to costs no invite.
         _make(file, Credentials(url=url.rstrip("/"), agent_id=agent_id, private_key=key))
-        client = cls(file)
+        client = cls(file, clock=clock)
         try:
             await client._take(
                 "auth/exchange",
@@ -149,28 +155,44 @@ class OutsideClient:
             self._credentials = _read(self._file)
             if self._credentials.access_token != stale_token:
                 return
-            token = self._credentials.refresh_token
-            await self._take(
-                "auth/refresh",
-                token,
-                lambda nonce, proof: {"refreshToken": token, "nonce": nonce, "proof": proof},
-            )
+            try:
+                await self._rotate()
+            except Refusal as refusal:
+                if refusal.code is not Code.CONFLICT:
+                    raise
+                # The last refresh was done, and somebody died with its answer.
+                self._keep(refresh_token=self._credentials.next_refresh_token, next_refresh_token="")
+                await self._rotate()
 
-    async def _take(self, path: str, token: str, body_of: Callable[[str, str], dict[str, Any]]) -> None:
+    async def _rotate(self) -> None:
+        if not self._credentials.next_refresh_token:
+            self._keep(next_refresh_token=REFRESH_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES))
+        token, following = self._credentials.refresh_token, self._credentials.next_refresh_token
+
+        def body_of(nonce: str, proof: str) -> dict[str, Any]:
+            return {"refreshToken": token, "nonce": nonce, "proof": proof, "nextRefreshToken": following}
+
+        await self._take("auth/refresh", token, body_of, bh=body_hash(following.encode()))
+
+    async def _take(self, path: str, token: str, body_of: Callable[[str, str], dict[str, Any]], **claims: str) -> None:
         """Tokens for a token; they are in the file before anybody uses them."""
 
         def make(url: str) -> tuple[bytes, dict[str, str]]:
             nonce = secrets.token_urlsafe()
-            return msgspec.json.encode(body_of(nonce, self._proof(url, token, jti=nonce))), {}
+            return msgspec.json.encode(body_of(nonce, self._proof(url, token, jti=nonce, **claims))), {}
 
         granted = msgspec.convert(await self._post(path, make), SessionGrant)
-        self._credentials = replace(
-            self._credentials,
+        self._keep(
             access_token=granted.access_token,
             refresh_token=granted.refresh_token,
+            next_refresh_token="",
             granted_scopes=granted.granted_scopes,
         )
-        write_private(self._file, msgspec.json.encode(self._credentials))
+
+    def _keep(self, **changed: Any) -> None:
+        credentials = replace(self._credentials, **changed)
+        _write(self._file, credentials)
+        self._credentials = credentials
 
     async def _post(
         self, path: str, make: Callable[[str], tuple[bytes, dict[str, str]]], more_seconds: float = 0
@@ -225,6 +247,10 @@ def _make(file: Path, credentials: Credentials) -> None:
         raise Refusal(
             Code.CONFLICT, f"{file} exists already", hint="Name another file, or remove it if its session is over."
         )
+    _write(file, credentials)
+
+
+def _write(file: Path, credentials: Credentials) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_private(file, msgspec.json.encode(credentials))

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from agentpost.protocol.ids import FamilyId, InviteId, SessionId
 from agentpost.store.auditing import record_audit
 from agentpost.store.database import Database, Row
-from agentpost.store.external_rules import Turn, check_new_agent_invite, check_usable, turn_of
+from agentpost.store.external_rules import (
+    Turn,
+    check_new_agent_invite,
+    check_new_refresh_token,
+    check_usable,
+    turn_of,
+)
 from agentpost.store.external_values import AgentInvite, AgentSession, RefreshToken, TokenKey
 from agentpost.store.queries import SQL
 from agentpost.store.transaction import Transaction
@@ -86,10 +92,11 @@ def rotate_refresh_token(
     token = refresh_token(tx.database, token_hash)
     last = None if token is None or token.successor_hash is None else refresh_token(tx.database, token.successor_hash)
     session = None if token is None else agent_session(tx.database, token.session_id)
-    turn = turn_of(token, last, session, at_ms=at_ms, grace_ms=grace_ms)
+    turn = turn_of(token, last, session, wanted_hash=successor.token_hash, at_ms=at_ms, grace_ms=grace_ms)
     if turn is Turn.REUSE:
         end_agent_sessions(tx, (successor.session_id,), at_ms=at_ms, by=Turn.REUSE.value, audit=(reuse_audit,))
         return False
+    check_new_refresh_token(refresh_token(tx.database, successor.token_hash))
     if turn is Turn.REPLACE and last is not None:
         tx.database.run(SQL.spend_refresh_token, (at_ms, None, last.token_hash))
     spent_at_ms = at_ms if token is None or token.spent_at_ms is None else token.spent_at_ms

@@ -46,7 +46,8 @@ class ExternalStore(Protocol):
         """Spend a refresh token for its successor. False if it was spent before: its session has ended by that.
 
         Within `grace_ms` after it was spent it can be spent again, as long as nobody used what it was spent for, which
-        is void then: the answer may have been lost.
+        is void then: the answer may have been lost. Refused with `conflict`, and nothing changes, if it was spent for
+        this very successor and that was not used yet.
         """
         ...
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.external_values import AgentInvite, AgentSession, RefreshToken
 
-__all__ = ["Turn", "check_new_agent_invite", "check_usable", "turn_of"]
+__all__ = ["Turn", "check_new_agent_invite", "check_new_refresh_token", "check_usable", "turn_of"]
 
 
 class Turn(StrEnum):
@@ -37,15 +37,26 @@ def check_usable(invite: AgentInvite | None, session: AgentSession, *, live_sess
     return invite
 
 
+def check_new_refresh_token(found: RefreshToken | None) -> None:
+    """Refuse a successor that is there already: each token is one for once."""
+    if found is not None:
+        raise Refusal(Code.INVALID_FIELD, "this token was given before: choose another", field="nextRefreshToken")
+
+
 def turn_of(
     token: RefreshToken | None,
     successor: RefreshToken | None,
     session: AgentSession | None,
     *,
+    wanted_hash: bytes,
     at_ms: int,
     grace_ms: int,
 ) -> Turn:
-    """What becomes of a family whose `token` is presented (EXT-2). `successor` is what the token was spent for."""
+    """What becomes of a family whose `token` is presented (EXT-2). `successor` is what the token was spent for.
+
+    Who wants just that one as the next has chosen it before, and never used it: it was cut off from the answer. To be
+    told so gives nothing to anybody, since whoever knows that token can use it.
+    """
     if token is None or session is None or not session.is_live(at_ms) or at_ms >= token.expires_at_ms:
         raise Refusal(Code.INVALID_REFRESH_TOKEN, "this refresh token is not good, or not any more")
     if token.spent_at_ms is None:
@@ -53,4 +64,11 @@ def turn_of(
     # abs: a clock that was just set back must not make a theft of a repeat.
     is_recent = abs(at_ms - token.spent_at_ms) <= grace_ms
     is_unused = successor is not None and successor.spent_at_ms is None
+    if is_unused and token.successor_hash == wanted_hash:
+        raise Refusal(
+            Code.CONFLICT,
+            "this refresh token was spent for that next one before",
+            field="nextRefreshToken",
+            hint="Refresh with that next one: it is the session's.",
+        )
     return Turn.REPLACE if is_recent and is_unused else Turn.REUSE

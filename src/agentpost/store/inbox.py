@@ -221,14 +221,14 @@ def _pairs(events: Sequence[Inbound]) -> tuple[tuple[EventId, str], ...]:
     return tuple((inbound.event.event_id, agent_id) for inbound in events for agent_id in inbound.acks)
 
 
-def engage(tx: Transaction, asked: Sequence[tuple[EventId, str, int]]) -> list[int | Refusal]:
+def engage(tx: Transaction, asked: Sequence[tuple[EventId, str, int, int]]) -> list[int | Refusal]:
     """Record attempts before they are made, so that a crash during one can be seen afterwards."""
-    event_ids = [event_id for event_id, _, _ in asked]
+    event_ids = [event_id for event_id, *_ in asked]
     found = _entries(tx.database, event_ids)
     bodies: dict[EventId, bytes] = dict(tx.database.rows_for(SQL.inbox_bodies, event_ids))
     answers: list[int | Refusal] = []
     rows: list[Row] = []
-    for event_id, to_agent_id, at_ms in asked:
+    for event_id, to_agent_id, at_ms, until_ms in asked:
         try:
             entry = expect_open_entry(found.get((event_id, to_agent_id)), event_id, to_agent_id)
             check_in_time(bodies[event_id], event_id, now_ms=at_ms)
@@ -236,7 +236,7 @@ def engage(tx: Transaction, asked: Sequence[tuple[EventId, str, int]]) -> list[i
             answers.append(refusal)
             continue
         found[event_id, to_agent_id] = entry = replace(entry, attempts=entry.attempts + 1)
-        rows.append((at_ms, event_id, to_agent_id))
+        rows.append((at_ms, until_ms, event_id, to_agent_id))
         answers.append(entry.attempts)
     if rows:
         tx.database.run_many(SQL.engage, rows)

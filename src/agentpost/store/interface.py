@@ -157,9 +157,10 @@ class Store(ExternalStore, Protocol):
         """Take a batch from a source: inbox, ledger, ACKs and cursor move together, or not at all (CUR-2)."""
         ...
 
-    def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> Awaitable[int]:
+    def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int, until_ms: int = 0) -> Awaitable[int]:
         """Record that the agent is about to run, before it does. Gives the number of this attempt.
 
+        With `until_ms`, the event stays with the agent until then whoever serves it meanwhile, as its `due_at_ms` says.
         Refused with `expired` for an event whose time has passed (ENV-7): it is settled, never injected.
         """
         ...

@@ -3,7 +3,13 @@
 from msgspec.structs import replace
 
 from agentpost.protocol.ids import FamilyId, InviteId, SessionId
-from agentpost.store.external_rules import Turn, check_new_agent_invite, check_usable, turn_of
+from agentpost.store.external_rules import (
+    Turn,
+    check_new_agent_invite,
+    check_new_refresh_token,
+    check_usable,
+    turn_of,
+)
 from agentpost.store.external_values import AgentInvite, AgentSession, RefreshToken, TokenKey
 from agentpost.store.memory_notes import MemoryNotes
 from agentpost.store.values import AuditEntry
@@ -75,12 +81,13 @@ class MemoryExternal(MemoryNotes):
         token = self.refresh_token(token_hash)
         last = None if token is None or token.successor_hash is None else self.refresh_token(token.successor_hash)
         session = None if token is None else self.agent_session(token.session_id)
-        turn = turn_of(token, last, session, at_ms=at_ms, grace_ms=grace_ms)
+        turn = turn_of(token, last, session, wanted_hash=successor.token_hash, at_ms=at_ms, grace_ms=grace_ms)
         if turn is Turn.REUSE:
             await self.end_agent_sessions(
                 (successor.session_id,), at_ms=at_ms, by=Turn.REUSE.value, audit=(reuse_audit,)
             )
             return False
+        check_new_refresh_token(self.refresh_token(successor.token_hash))
         if token is not None and session is not None:
             if turn is Turn.REPLACE and last is not None:
                 self._refresh_tokens[last.token_hash] = replace(last, spent_at_ms=at_ms, successor_hash=None)

@@ -173,11 +173,12 @@ class MemoryInbox(MemoryOutbox):
         else:
             self._open[pair] = entry.inbox_seq
 
-    async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> int:
+    async def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int, until_ms: int = 0) -> int:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
         rules.check_in_time(self._inbound(entry).raw, event_id, now_ms=at_ms)
         attempts = entry.attempts + 1
-        self._keep(replace(entry, state=LedgerState.ENGAGED, attempts=attempts, engaged_at_ms=at_ms))
+        engaged = LedgerState.ENGAGED
+        self._keep(replace(entry, state=engaged, attempts=attempts, engaged_at_ms=at_ms, due_at_ms=until_ms))
         return attempts
 
     async def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> bool:

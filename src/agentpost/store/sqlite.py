@@ -243,8 +243,8 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def promises(self, events: int) -> bool:
         return self._writer.promise(events)
 
-    def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int) -> "asyncio.Future[int]":
-        return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms))
+    def engage(self, event_id: EventId, to_agent_id: str, *, at_ms: int, until_ms: int = 0) -> "asyncio.Future[int]":
+        return self._writer.ask(inbox.engage, (event_id, to_agent_id, at_ms, until_ms))
 
     def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> "asyncio.Future[bool]":
         return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms), size=1)

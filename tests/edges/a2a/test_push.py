@@ -7,17 +7,19 @@ from a2a.types import (
     AuthenticationInfo,
     DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest,
+    GetTaskRequest,
     ListTaskPushNotificationConfigsRequest,
     TaskPushNotificationConfig,
 )
-from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
+from a2a.utils.errors import InvalidParamsError, InvalidRequestError, TaskNotFoundError
 
 from agentpost.edges.a2a.addresses import find_target
 from agentpost.edges.a2a.pushing import PUSH_FAILED, RETRIES
 from agentpost.protocol.errors import Code, Refusal
 from tests.edges.a2a.conftest import Post
-from tests.edges.a2a.peers import BINDINGS, client_of, sent, words
+from tests.edges.a2a.peers import BINDINGS, SCOPES, client_of, sent, words
 from tests.edges.a2a.receiver import receiving
+from tests.edges.external.client import CONTEXT
 from tests.edges.meshing import eventually
 
 TOKEN = "a-token-of-the-peer-that-nobody-else-sees"  # noqa: S105 - made up
@@ -75,6 +77,30 @@ async def test_a_peer_that_was_revoked_is_told_nothing_more(post: Post) -> None:
             await asyncio.to_thread(post.worker.complete, task_id)
         await is_told(other, "TASK_STATE_COMPLETED")
         assert set(receiver.states(outcast)) == {"TASK_STATE_SUBMITTED"}
+
+
+@pytest.mark.req("EXT-6")
+async def test_a_context_token_leaves_no_notifications_behind(post: Post) -> None:
+    """Who has a token for one conversation sees its task, but neither sets nor learns where it is told about later."""
+    peer = post.peer("lender")
+    with receiving() as receiver:
+        push = TaskPushNotificationConfig(url=receiver.url, token=TOKEN)
+        async with client_of(peer, "scribe", streaming=False) as client:
+            task = await sent(client, words(now=True, push=push))
+            asked = {"contextId": task.context_id, "scopes": list(SCOPES), "ttlSeconds": 60}
+            peer.access_token = peer.call(CONTEXT, asked).json()["contextToken"]
+            peer.secrets.add(peer.access_token)
+            assert (await client.get_task(GetTaskRequest(id=task.id))).id == task.id
+            with pytest.raises(InvalidRequestError):
+                await sent(client, words(now=True, push=push))
+            with pytest.raises(InvalidRequestError):
+                await client.create_task_push_notification_config(
+                    TaskPushNotificationConfig(task_id=task.id, id="mine", url=receiver.url)
+                )
+            with pytest.raises(InvalidRequestError):
+                await client.list_task_push_notification_configs(
+                    ListTaskPushNotificationConfigsRequest(task_id=task.id)
+                )
 
 
 @pytest.mark.parametrize("binding", BINDINGS)

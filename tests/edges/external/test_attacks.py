@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,62 @@ def test_a_thief_with_key_and_token_is_found_out_by_reuse(door: Door) -> None:
     assert (incident["kind"], incident["subject"]) == ("agent_token_stolen", victim.session["sessionId"])
     ended = [entry for entry in door.audit(sessionId=victim.session["sessionId"]) if entry["action"] == "agent.revoked"]
     assert [entry["detail"]["reason"] for entry in ended] == ["refresh token used twice"]
+
+
+def next_token() -> str:
+    return f"agp_refresh_{b64(secrets.token_bytes(32))}"
+
+
+def refresh_for(client: AgentClient, token: str, following: str, **changed: Any) -> httpx.Response:
+    """A refresh whose next token the client has chosen."""
+    client.secrets |= {token, following}
+    proof = {"bh": sha(following)} | changed
+    return client.refresh(token, nextRefreshToken=following, proof=proof)
+
+
+@pytest.mark.req("EXT-2")
+def test_a_chosen_next_token_is_no_way_around_the_reuse(door: Door) -> None:
+    """To ask again for the token that one has chosen gives nothing; any other second use ends the session."""
+    victim = door.agent("victim")
+    first, second = victim.refresh_token, next_token()
+    assert refresh_for(victim, first, second).json()["refreshToken"] == second
+    door.clock.advance(60_000)
+    thief = door.client(key=victim.key)
+    thief.nonce = victim.nonce
+    asked_again = refresh_for(thief, first, second)
+    assert code_of(asked_again) == (409, "conflict")
+    assert "accessToken" not in asked_again.text
+    # Whoever knows it can use it, once; who comes later with it, or with what came before, is found out.
+    assert refresh_for(victim, second, next_token()).status_code == 200
+    assert code_of(refresh_for(thief, first, second)) == (401, "invalid_refresh_token")
+    assert code_of(victim.invoke("ansible_status")) == INVALID
+    assert [each["kind"] for each in door.operator.get("/ansible/incidents")] == ["agent_token_stolen"]
+
+
+@pytest.mark.req("EXT-2")
+def test_an_old_token_with_another_next_one_ends_the_session(door: Door) -> None:
+    """A thief with the key and an old token does not know what its owner has chosen."""
+    victim = door.agent("victim")
+    first = victim.refresh_token
+    assert refresh_for(victim, first, next_token()).status_code == 200
+    door.clock.advance(30_000)
+    thief = door.client(key=victim.key)
+    thief.nonce = victim.nonce
+    assert code_of(refresh_for(thief, first, next_token())) == (401, "invalid_refresh_token")
+    assert code_of(victim.invoke("ansible_status")) == INVALID
+
+
+@pytest.mark.req("EXT-3")
+def test_a_chosen_next_token_is_proven_and_in_its_form(gate: Door) -> None:
+    """One that was put in on the way, that is another's, or that is not 32 bytes, is refused, and nothing is spent."""
+    codex, other = gate.agent("codex"), gate.agent("other")
+    token, mine = codex.refresh_token, next_token()
+    assert code_of(refresh_for(codex, token, next_token(), bh=sha(mine))) == (401, "invalid_refresh_token")
+    assert code_of(refresh_for(codex, token, mine, bh="")) == (401, "invalid_refresh_token")
+    assert code_of(refresh_for(codex, token, other.refresh_token)) == (400, "invalid_field")
+    for wrong in ("x" * 55, "agp_refresh_", mine + "x", f"{mine[:-1]} ", "agp_refresh_" + "é" * 43):
+        assert code_of(refresh_for(codex, token, wrong)) == (400, "invalid_field")
+    assert refresh_for(codex, token, mine).status_code == 200
 
 
 # Proofs

@@ -8,7 +8,7 @@ import pytest
 
 from agentpost.auth.external.wire import RevokeRequest
 from tests.edges.external.client import CONTEXT, REVOKE, AgentClient, code_of, new_key
-from tests.edges.external.conftest import Door
+from tests.edges.external.conftest import ALL_MAIL, Door
 from tests.edges.meshing import eventually
 
 MINUTE_MS = 60_000
@@ -244,6 +244,27 @@ def test_a_context_token_stays_within_one_conversation(door: Door) -> None:
     door.clock.advance(61_000)
     assert code_of(within("ansible_read_messages")) == (401, "expired_access_token")
     assert claude.ask("ansible_status")
+
+
+@pytest.mark.req("EXT-6")
+def test_a_context_token_counts_the_mail_of_its_conversation_only(door: Door) -> None:
+    """How much waits, and how much of it is unread, is told of the one conversation, and not of the whole inbox."""
+    codex, claude = door.agent("codex"), door.agent("claude")
+    mine = send(codex, "claude", "one")
+    send(codex, "claude", "one more", corrId=mine["corrId"])
+    send(codex, "claude", "two")
+    eventually(lambda: claude.ask("ansible_status")["waiting"] == 3)
+    claude.ask("ansible_mark_read", eventIds=[mine["eventId"]])
+    granted = claude.call(CONTEXT, {"contextId": mine["corrId"], "scopes": list(ALL_MAIL)}).json()
+    claude.secrets.add(granted["contextToken"])
+
+    def counts(context_id: str | None, token: str) -> tuple[int, int]:
+        result = claude.invoke("ansible_status", {}, context_id, token=token).json()["result"]
+        return result["waiting"], result["unread"]
+
+    assert counts(None, granted["contextToken"]) == (2, 1)
+    assert counts(mine["corrId"], claude.access_token) == (2, 1)
+    assert counts(None, claude.access_token) == (3, 2)
 
 
 @pytest.mark.req("EXT-6")

@@ -18,10 +18,10 @@ from agentpost.auth.external.nonces import ServerNonces
 from agentpost.auth.external.proofs import WINDOW_MS, Expected, Flaw, Proof, check_proof, read_proof
 from agentpost.auth.external.refusals import Unproven, unproven
 from agentpost.auth.external.tokens import Tokens
-from agentpost.auth.external.wire import Call, ExchangeRequest, RefreshRequest, SessionGrant
+from agentpost.auth.external.wire import REFRESH_PREFIX, Call, ExchangeRequest, RefreshRequest, SessionGrant
 from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.invites import hash_token
-from agentpost.auth.signing import TOKEN_PREFIX, check_nonce, in_time, to_text
+from agentpost.auth.signing import check_nonce, in_time, to_text
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import FamilyId, SessionId
 from agentpost.protocol.timestamps import format_ms
@@ -29,9 +29,8 @@ from agentpost.store.external_values import AgentInvite, AgentSession, RefreshTo
 from agentpost.store.interface import Store
 from agentpost.world import Chance, Clock, IdMaker
 
-__all__ = ["PROOF_SCOPE", "REFRESH_PREFIX", "SessionDesk", "check_origin", "use_once"]
+__all__ = ["PROOF_SCOPE", "SessionDesk", "check_origin", "use_once"]
 
-REFRESH_PREFIX: Final = f"{TOKEN_PREFIX}refresh_"
 # One scope for all calls: a jti that was used in an exchange is no good in an invocation (EXT-4).
 PROOF_SCOPE: Final = "agent.proof"
 _TOKEN_BYTES: Final = 32
@@ -101,6 +100,7 @@ class SessionDesk:
             method=call.method,
             urls=call.urls,
             token=request.refresh_token,
+            body=None if request.next_refresh_token is None else request.next_refresh_token.encode(),
             is_nonce=lambda nonce: self._nonces.is_good(nonce, now_ms=now_ms),
         )
         try:
@@ -113,7 +113,7 @@ class SessionDesk:
         attempt.is_proven = True
         check_origin(call.origin, session.origins)
         await use_once(self._guard, session.key_thumbprint, request.nonce, now_ms=now_ms)
-        successor = self._new_refresh_token()
+        successor = request.next_refresh_token or self._new_refresh_token()
         kept = _kept(successor, session.session_id, now_ms, now_ms + self._lifetimes.refresh_seconds * 1000)
         is_rotated = await self._store.rotate_refresh_token(
             token_hash,

@@ -1,16 +1,18 @@
 """Requests and answers of agents outside the mesh, as they travel. None shows its secrets when it is printed."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
 from agentpost.auth.external.lifetimes import DEFAULT_CONTEXT_SECONDS, DEFAULT_INVITE_SECONDS
+from agentpost.auth.signing import TOKEN_PREFIX
 from agentpost.auth.wire import Discreet
 from agentpost.protocol.ids import FamilyId, InviteId, SessionId
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.external_values import AgentSession
 
 __all__ = [
+    "REFRESH_PREFIX",
     "AgentInviteRequest",
     "Call",
     "Constraints",
@@ -25,6 +27,8 @@ __all__ = [
     "SessionView",
     "session_view",
 ]
+
+REFRESH_PREFIX: Final = f"{TOKEN_PREFIX}refresh_"
 
 # Generous limits, checked while decoding: what is longer is no mistake.
 Text = Annotated[str, Meta(max_length=256)]
@@ -86,13 +90,18 @@ class ExchangeRequest(Discreet, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RefreshRequest(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`proof` is made with the key of the session; its `jti` is the `nonce`."""
+    """`proof` is made with the key of the session; its `jti` is the `nonce`.
 
-    secret = frozenset({"refresh_token", "nonce", "proof"})
+    A client that may die before it has written the answer down chooses the next token itself, and writes that down
+    first: 32 random bytes. The `bh` of its proof is of that token.
+    """
+
+    secret = frozenset({"refresh_token", "nonce", "proof", "next_refresh_token"})
 
     refresh_token: Text
     nonce: Text
     proof: Token
+    next_refresh_token: Annotated[str, Meta(pattern=f"^{REFRESH_PREFIX}[A-Za-z0-9_-]{{43}}$")] | None = None
 
 
 class SessionGrant(Discreet, frozen=True, kw_only=True):

@@ -171,32 +171,32 @@ class Handler(RequestHandler):
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        record, _ = self._parts.sending.expect(_visit(context), params.task_id)
-        made = await self._parts.push.create(record.task_id, params)
-        self._parts.moved(record.task_id)
+        task_id = self._expect_to_push(_visit(context), params.task_id)
+        made = await self._parts.push.create(task_id, params)
+        self._parts.moved(task_id)
         return made
 
     @_answers
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        record, _ = self._parts.sending.expect(_visit(context), params.task_id)
-        return self._parts.push.get(record.task_id, params.id)
+        task_id = self._expect_to_push(_visit(context), params.task_id)
+        return self._parts.push.get(task_id, params.id)
 
     @_answers
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
         """All on one page: there are few."""
-        record, _ = self._parts.sending.expect(_visit(context), params.task_id)
-        return ListTaskPushNotificationConfigsResponse(configs=self._parts.push.of(record.task_id))
+        task_id = self._expect_to_push(_visit(context), params.task_id)
+        return ListTaskPushNotificationConfigsResponse(configs=self._parts.push.of(task_id))
 
     @_answers
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        record, _ = self._parts.sending.expect(_visit(context), params.task_id)
-        await self._parts.push.delete(record.task_id, params.id)
+        task_id = self._expect_to_push(_visit(context), params.task_id)
+        await self._parts.push.delete(task_id, params.id)
 
     @_answers
     async def on_get_extended_agent_card(
@@ -240,6 +240,11 @@ class Handler(RequestHandler):
                     raise Refusal(Code.INVALID_ACCESS_TOKEN, "the session was revoked while this call waited")
                 if not is_woken:
                     return
+
+    def _expect_to_push(self, visit: Visit, task_id: str) -> TaskId:
+        """The task of the peer whose notifications it may know and change."""
+        visit.expect_own_token()
+        return self._parts.sending.expect(visit, task_id)[0].task_id
 
     def _read(self, visit: Visit, task_id: str) -> Told:
         record, known = self._parts.sending.expect(visit, task_id)

@@ -64,6 +64,7 @@ class Sending:
         config = request.configuration
         has_push = config.HasField("task_push_notification_config")
         if has_push:
+            visit.expect_own_token()
             await self._push.check(config.task_push_notification_config)
 
         def notes(by_agent: Mapping[str, TaskId]) -> Sequence[Note]:

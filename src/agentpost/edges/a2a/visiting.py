@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from agentpost.auth.external.admission import Admitted
 from agentpost.edges.a2a.exposing import Exposed
-from agentpost.protocol.errors import Refusal
+from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["VISIT", "Visit"]
 
@@ -30,3 +30,10 @@ class Visit(Struct, kw_only=True):
     @property
     def agent_id(self) -> str:
         return self.exposed.agent_id
+
+    def expect_own_token(self) -> None:
+        """Refuse a token for a context: what it allows ends with it in a few minutes, notifications do not (EXT-6)."""
+        if self.admitted.claims.context_id is not None:
+            raise Refusal(
+                Code.SCOPE_DENIED, "push notifications need the access token of the session, not one for a context"
+            )

@@ -7,6 +7,7 @@ room_gate  the room over WebSocket, behind a gate
 operator   what the owner of the home may ask; the socket's permissions are the authorisation
 errors     a refusal as a response
 openapi    the documents of both doors
+guarded    the server of a port, with its bounds; also for a mailbox on a port of its own
 patience   how long a request may take to arrive
 server     both doors around one gateway, until it is told to stop
 """

@@ -5,14 +5,10 @@ import contextlib
 import socket
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
-
+from agentpost.edges.http.guarded import guarded_server
 from agentpost.edges.http.operator import operator_app
-from agentpost.edges.http.patience import PatientHttp
 from agentpost.edges.http.public import PublicDoor
 from agentpost.edges.legacy_room import LegacyRoomLink
 from agentpost.edges.mailbox.http import MailboxDoor
@@ -27,34 +23,8 @@ __all__ = ["serve"]
 
 _DRAIN_SECONDS: Final = 10
 _LONGEST_SOCKET_PATH: Final = 107
-_MOST_UNREAD_BYTES: Final = 1024 * 1024
-_MOST_FRAGMENTS: Final = 4_096
 
 Ready = Callable[[str], None]
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves the signals to whoever runs the gateway."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-class _WebSockets(WebSocketsSansIOProtocol):
-    """WebSockets that hold on to no more than they should for a peer that does not read, or never ends a message."""
-
-    def handle_ping(self) -> None:
-        super().handle_ping()
-        # Each ping is answered at once; nobody waits for room, because there is nobody who could.
-        if self.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
-            self.transport.abort()
-
-    def handle_cont(self, event: Frame) -> None:
-        super().handle_cont(event)
-        # Their bytes are bounded by the size of a message; empty ones have none.
-        if len(self.frames) > _MOST_FRAGMENTS:
-            self.transport.abort()
 
 
 async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
@@ -72,7 +42,10 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
             contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
             _operator_socket(gateway.settings.home) as private,
         ):
-            servers = [_server(door), _server(_with_mailbox(gateway, seeds))]
+            servers = [
+                guarded_server(app, most_frame_bytes=MAX_FRAME_BYTES, drain_seconds=_DRAIN_SECONDS)
+                for app in (door, _with_mailbox(gateway, seeds))
+            ]
             runs = [
                 tasks.spawn(server.serve(sockets=[at]), name=name)
                 for server, at, name in zip(servers, (public, private), ("public", "operator"), strict=True)
@@ -100,27 +73,6 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
 def _with_mailbox(gateway: Gateway, seeds: SeedLinks) -> MailboxDoor:
     # Who can open the socket owns the home, and with it the mailbox: no token.
     return MailboxDoor(operator_app(gateway, seeds), gateway.mailbox)
-
-
-def _server(app: Any) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            # Request lines may carry what must not be logged (AUTH-9).
-            access_log=False,
-            server_header=False,
-            # Where a request comes from is what the connection says: limits, audit and the tailnet go by it.
-            proxy_headers=False,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-            http=PatientHttp,
-            ws=_WebSockets,
-            ws_max_size=MAX_FRAME_BYTES,
-            ws_per_message_deflate=False,
-        )
-    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator
-from typing import Any
+from collections.abc import AsyncGenerator
+from typing import Any, Final
 
-import uvicorn
 from litestar import Litestar
 
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
+from agentpost.edges.http.guarded import GuardedServer, guarded_server
 from agentpost.edges.mailbox.http import MailboxDoor, mailbox_routes
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.mailbox.interface import ServedMailbox
@@ -17,13 +17,7 @@ from agentpost.tasks import TaskOwner
 
 __all__ = ["serve_http"]
 
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves the signals to whoever runs it."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
+_DRAIN_SECONDS: Final = 5
 
 
 @contextlib.asynccontextmanager
@@ -36,20 +30,12 @@ async def serve_http(mailbox: ServedMailbox, *, host: str, port: int, token: str
         logging_config=None,
         openapi_config=None,
     )
-    server = _Server(
-        uvicorn.Config(
-            MailboxDoor(app, mailbox, token=token),
-            host=host,
-            port=port,
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ws_max_size=MAX_REQUEST_BYTES,
-            ws_per_message_deflate=False,
-            timeout_graceful_shutdown=5,
-        )
+    server = guarded_server(
+        MailboxDoor(app, mailbox, token=token),
+        host=host,
+        port=port,
+        most_frame_bytes=MAX_REQUEST_BYTES,
+        drain_seconds=_DRAIN_SECONDS,
     )
     tasks = TaskOwner("mailbox http")
     try:
@@ -66,7 +52,7 @@ async def serve_http(mailbox: ServedMailbox, *, host: str, port: int, token: str
         await tasks.close()
 
 
-async def _run(server: _Server) -> None:
+async def _run(server: GuardedServer) -> None:
     # uvicorn leaves with SystemExit where it cannot listen; the caller is told by another way.
     with contextlib.suppress(SystemExit):
         await server.serve()

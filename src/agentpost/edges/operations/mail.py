@@ -20,12 +20,10 @@ from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import LedgerState
 
-__all__ = ["MAIL", "request_of"]
+__all__ = ["MAIL", "mail_counts", "request_of"]
 
 _LONGEST_TTL_SECONDS: Final = 366 * 86_400
 _LONGEST_SUBJECT: Final = 120
-# More than a conversation ever has; only to count it.
-_ALL: Final = 100_000
 
 
 async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
@@ -44,7 +42,7 @@ async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
             caller.agent_id, lambda: _lines(desk, caller, args), wait_seconds=caller.patience(args.wait_seconds)
         )
         lines = await unless_ended(looking, caller)
-    open_, unread = _counts(desk, caller)
+    open_, unread = mail_counts(desk, caller)
     return Done(
         Messages(
             agent_id=caller.agent_id,
@@ -73,13 +71,14 @@ def _lines(desk: Desk, caller: Caller, args: ReadArgs) -> list[InboxLine]:
     return [replace(line, subject=line.subject and line.subject[:_LONGEST_SUBJECT]) for line in lines]
 
 
-def _counts(desk: Desk, caller: Caller) -> tuple[int, int]:
-    """How much is open, and how much of that is unread; within a context, of that alone."""
+def mail_counts(desk: Desk, caller: Caller) -> tuple[int, int]:
+    """How much is open, and how much of that is unread; within a context, of that alone (EXT-6)."""
     store = desk.engine.store
     if caller.context is None:
         return store.backlog_size(caller.agent_id), store.backlog_size(caller.agent_id, unread_only=True)
-    lines = desk.engine.mailroom.inbox(caller.agent_id, limit=_ALL, only_open=True, corr_id=caller.context)
-    return len(lines), sum(not line.is_read for line in lines)
+    entries = [item.entry for item in store.inbox_by_corr(caller.context) if item.entry.to_agent_id == caller.agent_id]
+    open_ = [entry for entry in entries if entry.state is not LedgerState.SETTLED]
+    return len(open_), sum(entry.read_at_ms is None for entry in open_)
 
 
 def _what_next(lines: list[InboxLine], has_bodies: bool, open_: int) -> str:

@@ -10,6 +10,7 @@ from agentpost.auth.external.scopes import MESSAGE_READ
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.sent import SentTo, sent_message
 from agentpost.edges.operations.calling import Caller, Desk, Done, Effect, Operation
+from agentpost.edges.operations.mail import mail_counts
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.routing import is_live
@@ -42,7 +43,7 @@ class KnownNode(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Status(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """`waiting` is what has no outcome yet, `unread` what of it was not looked at.
+    """`waiting` is what has no outcome yet, `unread` what of it was not looked at; within a context, of that alone.
 
     `agents` and `nodes` are for those of this machine, `deliveries` for who asked for a message.
     """
@@ -59,21 +60,21 @@ class Status(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
 
 async def _status(desk: Desk, caller: Caller, args: StatusArgs) -> Done:
-    store, now_ms = desk.engine.store, desk.engine.clock.now_ms()
+    waiting, unread = mail_counts(desk, caller)
     status = Status(
         agent_id=caller.agent_id,
-        at=format_ms(now_ms),
-        node_id=store.node_id,
+        at=format_ms(desk.engine.clock.now_ms()),
+        node_id=desk.engine.store.node_id,
         version=__version__,
-        waiting=store.backlog_size(caller.agent_id),
-        unread=store.backlog_size(caller.agent_id, unread_only=True),
+        waiting=waiting,
+        unread=unread,
     )
     if args.event_id is not None:
         deliveries, corr_id = _deliveries(desk, caller, EventId(args.event_id))
         return Done(replace(status, deliveries=deliveries), corr_id)
     if caller.is_local:
         status = replace(status, agents=known_agents(desk.engine), nodes=_known_nodes(desk.engine))
-    return Done(status)
+    return Done(status, caller.context)
 
 
 def known_agents(engine: Engine) -> list[KnownAgent]:

@@ -60,11 +60,11 @@ SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at
 FROM ledger INDEXED BY ledger_backlog WHERE state = 'engaged' AND settled_at_ms IS NULL ORDER BY inbox_seq, to_agent_id
 
 -- name: engage
-UPDATE ledger SET state = 'engaged', attempts = attempts + 1, engaged_at_ms = ?
+-- What is with an agent is not due: there the time says until when it may stay, if somebody said so.
+UPDATE ledger SET state = 'engaged', attempts = attempts + 1, engaged_at_ms = ?, due_at_ms = ?
 WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 
 -- name: extend_lease
--- What is with an agent is not due: there the time says until when it may stay.
 UPDATE ledger SET due_at_ms = max(due_at_ms, ?)
 WHERE event_id = ? AND to_agent_id = ? AND state = 'engaged' AND settled_at_ms IS NULL
 

@@ -1,0 +1,63 @@
+"""The server of every port that others reach: it waits for nobody for ever, and keeps little for who never reads."""
+
+import contextlib
+from collections.abc import Generator
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from agentpost.edges.http.patience import PatientHttp
+
+__all__ = ["GuardedServer", "guarded_server"]
+
+_MOST_UNREAD_BYTES: Final = 1024 * 1024
+_MOST_FRAGMENTS: Final = 4_096
+
+
+class GuardedServer(uvicorn.Server):
+    """A uvicorn server that leaves the signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+class _WebSockets(WebSocketsSansIOProtocol):
+    """WebSockets that hold on to no more than they should for a peer that does not read, or never ends a message."""
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        # Each ping is answered at once; nobody waits for room, because there is nobody who could.
+        if self.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
+            self.transport.abort()
+
+    def handle_cont(self, event: Frame) -> None:
+        super().handle_cont(event)
+        # Their bytes are bounded by the size of a message; empty ones have none.
+        if len(self.frames) > _MOST_FRAGMENTS:
+            self.transport.abort()
+
+
+def guarded_server(app: Any, *, most_frame_bytes: int, drain_seconds: int, **where: Any) -> GuardedServer:
+    """A server of an application. `where` is `host` and `port`, unless it gets a socket."""
+    return GuardedServer(
+        uvicorn.Config(
+            app,
+            **where,
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            # Request lines may carry what must not be logged (AUTH-9).
+            access_log=False,
+            server_header=False,
+            # Where a request comes from is what the connection says: limits, audit and the tailnet go by it.
+            proxy_headers=False,
+            timeout_graceful_shutdown=drain_seconds,
+            http=PatientHttp,
+            ws=_WebSockets,
+            ws_max_size=most_frame_bytes,
+            ws_per_message_deflate=False,
+        )
+    )
