@@ -307,9 +307,10 @@ class Gateway:
         if self.phase is Phase.READY:
             self.phase = Phase.DRAINING
         if self._engine is not None:
-            # Who waits for mail, or for the end of some, would hold up the doors.
+            # Who waits for mail, or for the end of some, or looks on, would hold up the doors.
             self._engine.pull.release()
             self._engine.outcomes.release()
+            self._engine.watchers.release()
         if self._mailbox is not None:
             self._mailbox.release()
         self.stopping.set()
