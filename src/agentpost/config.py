@@ -72,7 +72,9 @@ def home_of(node_id: str | None, *, home: Path | None = None) -> Path:
 def only_home() -> Path:
     """The one home below ~/.agentpost, for whoever did not say which."""
     parent = Path(_HOMES).expanduser()
-    homes = sorted(path for path in parent.glob("*") if path.is_dir())
+    found = sorted(path for path in parent.glob("*") if path.is_dir())
+    # One whose gateway never came up is not what anybody means, if there are others.
+    homes = [path for path in found if (path / CONFIG_FILE).exists()] or found
     if len(homes) == 1:
         return homes[0]
     if not homes:

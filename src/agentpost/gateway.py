@@ -264,7 +264,6 @@ class Gateway:
         self._office.start()
         if self.lake is not None:
             self.lake.start()
-        save_settings(self.settings)
         self._started_ms = self.clock.monotonic_ms()
         self.phase = Phase.READY
         if self.settings.insecure_no_proof:
@@ -372,6 +371,8 @@ class Gateway:
     def announce(self, url: str) -> None:
         """The public door is open at this URL. A backbone gateway tells the others where they find it."""
         self.url = url
+        # Not before: a port that somebody else has must not be what the next start goes by.
+        save_settings(self.settings)
         public_url = self.settings.public_url or ("" if self.settings.listen_host in _EVERYWHERE else url)
         if self.settings.tier is NodeTier.BACKBONE and public_url:
             self.host.announce(public_url)
