@@ -21,7 +21,7 @@ from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
 from agentpost.work.settings import A2aSettings, WorkSettings
 
-__all__ = ["CONFIG_FILE", "Settings", "home_of", "load_settings", "only_home", "save_settings"]
+__all__ = ["CONFIG_FILE", "Settings", "expanded", "home_of", "load_settings", "only_home", "save_settings"]
 
 CONFIG_FILE: Final = "agentpost.toml"
 _HOMES: Final = "~/.agentpost"
@@ -62,17 +62,28 @@ class Settings(Struct, frozen=True, kw_only=True):
     insecure_no_proof: bool = False
 
 
+def expanded(path: Path) -> Path:
+    """A path that somebody wrote, with the directory of the user that its `~` means."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        problem = f"{path}: there is no such user, or it has no home directory"
+        raise Refusal(Code.INVALID_FIELD, problem, hint="Write the path out.") from None
+
+
 def home_of(node_id: str | None, *, home: Path | None = None) -> Path:
     """Where a node lives: the home that was named, or its own directory below ~/.agentpost."""
     if home is not None:
-        return home.expanduser()
+        return expanded(home)
     return only_home() if node_id is None else Path(_HOMES).expanduser() / _checked_node(node_id)
 
 
 def only_home() -> Path:
     """The one home below ~/.agentpost, for whoever did not say which."""
     parent = Path(_HOMES).expanduser()
-    homes = sorted(path for path in parent.glob("*") if path.is_dir())
+    found = sorted(path for path in parent.glob("*") if path.is_dir())
+    # One whose gateway never came up is not what anybody means, if there are others.
+    homes = [path for path in found if (path / CONFIG_FILE).exists()] or found
     if len(homes) == 1:
         return homes[0]
     if not homes:
@@ -119,7 +130,7 @@ def load_settings(
         public_url=_checked_url(values["public_url"]),
         attempts_per_address=_checked_attempts(values, "attempts_per_address", DEFAULT_ATTEMPTS_PER_ADDRESS),
         attempts_per_token=_checked_attempts(values, "attempts_per_token", DEFAULT_ATTEMPTS_PER_TOKEN),
-        tailnet_socket=None if socket is None else Path(socket).expanduser(),
+        tailnet_socket=None if socket is None else expanded(Path(socket)),
         delivery=file.delivery,
         lake=_checked_lake(path, said[_LAKE], file.lake),
         work=file.work,
@@ -214,7 +225,7 @@ def _checked_lake(home: Path, said: str | None, table: dict[str, Any]) -> LakeSe
         return None
     where = table["path"] if said is None else said
     if "://" not in where:
-        where = str((home if said is None else Path.cwd()) / Path(where).expanduser())
+        where = str((home if said is None else Path.cwd()) / expanded(Path(where)))
     return msgspec.convert(table | {"path": where}, LakeSettings)
 
 

@@ -264,7 +264,6 @@ class Gateway:
         self._office.start()
         if self.lake is not None:
             self.lake.start()
-        save_settings(self.settings)
         self._started_ms = self.clock.monotonic_ms()
         self.phase = Phase.READY
         if self.settings.insecure_no_proof:
@@ -307,9 +306,10 @@ class Gateway:
         if self.phase is Phase.READY:
             self.phase = Phase.DRAINING
         if self._engine is not None:
-            # Who waits for mail, or for the end of some, would hold up the doors.
+            # Who waits for mail, or for the end of some, or looks on, would hold up the doors.
             self._engine.pull.release()
             self._engine.outcomes.release()
+            self._engine.watchers.release()
         if self._mailbox is not None:
             self._mailbox.release()
         self.stopping.set()
@@ -371,6 +371,8 @@ class Gateway:
     def announce(self, url: str) -> None:
         """The public door is open at this URL. A backbone gateway tells the others where they find it."""
         self.url = url
+        # Not before: a port that somebody else has must not be what the next start goes by.
+        save_settings(self.settings)
         public_url = self.settings.public_url or ("" if self.settings.listen_host in _EVERYWHERE else url)
         if self.settings.tier is NodeTier.BACKBONE and public_url:
             self.host.announce(public_url)

@@ -114,3 +114,28 @@ def test_what_waits_is_said_of_the_gateway_that_counts_it(capsys: pytest.Capture
     mail._print_receipt({"eventId": "evt_1", "recipients": [recipient], "rejected": []})
     shown = capsys.readouterr().out
     assert "  to builder@lab-jane: away, its gateway has 12 waiting; it is kept for it\n" in shown
+
+
+def test_a_program_is_found_where_it_was_named(tmp_path: Path, gateway: RunningGateway) -> None:
+    """`agents add builder -- ./build-agent` means the one of this directory, wherever the gateway runs."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    program = folder / "build-agent"
+    program.write_text("#!/bin/sh\ncat > /dev/null; echo built\n")
+    program.chmod(0o700)
+    add = words(gateway, "agents", "add", "builder", "--option", "timeoutSeconds=60")
+    with start_warm(*add, "--", "./build-agent", folder=folder) as adding:
+        assert adding.communicate(60) == ("builder is here, engaged by command\n", "")
+    sent = agentpost(*words(gateway, "send", "Build it.", "--from", "architect", "--to", "builder", "--wait", "60s"))
+    assert "builder: Replied built" in sent.stdout
+    add = words(gateway, "agents", "add", "desk", "--runtime", "mailbox", "--option", "file=mail.db")
+    with start_warm(*add, "-o", "json", folder=folder) as adding:
+        made, _ = adding.communicate(60)
+    assert json.loads(made)["options"]["file"] == str(folder / "mail.db")
+
+
+def test_a_program_that_is_not_there_is_told_at_once(gateway: RunningGateway) -> None:
+    """The agent is added all the same, because the program may come later; whoever mistyped it sees that now."""
+    added = agentpost(*words(gateway, "agents", "add", "builder"), "--", "/nowhere/build-agent")
+    assert added.returncode == 0
+    assert "no program /nowhere/build-agent is found" in added.stderr

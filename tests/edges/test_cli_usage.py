@@ -34,6 +34,8 @@ MISUSED = [
     ("agents add x --runtime magic", "runtime", "'command', 'webhook', 'handler', 'pull', 'mailbox'"),
     ("agents stand-ins x --failover maybe", "failover", "'wait'"),
     ("agents add x --option novalue", "option", "name=value"),
+    ("agents add x --runtime mailbox --option file=~nobody-here/mail.db", None, "no such user"),
+    ("status --home ~nobody-here/vps-jane", None, "no such user"),
     ("agents add x --runtime command", None, "needs a program, after --"),
     ("agents add x ./agent --runtime pull", None, "takes no program"),
     ("context --max-bytes 1", "max-bytes", "greater than or equal to 512"),

@@ -17,6 +17,7 @@ from agentpost.protocol.errors import Refusal
 from agentpost.store.integrity import check_home
 from tests.edges.meshing import Stranger, invite
 from tests.edges.running import TIMEOUT_SECONDS, agentpost, running_gateway, start_gateway
+from tests.warm.client import run_warm
 
 
 @pytest.fixture
@@ -235,6 +236,34 @@ def test_up_in_the_background_returns_once_it_is_ready(home: Path) -> None:
         assert agentpost("status", "--home", str(home)).returncode == 0
     finally:
         assert agentpost("down", "--home", str(home)).returncode == 0
+
+
+def test_up_in_the_background_beside_a_gateway_says_that_it_runs_already(home: Path) -> None:
+    """A second `up --detach` does not pass for a start with its flags: it names the process that has the home."""
+    with running_gateway(home) as gateway:
+        again = agentpost("up", "--detach", "--home", str(home), "--listen", "127.0.0.1:0")
+        assert again.returncode == 1
+        assert again.stdout == ""
+        assert again.stderr.startswith("home_in_use: ")
+        assert f"in use by process {gateway.operator.get('/operator/status')['pid']}" in again.stderr
+
+
+def test_a_start_that_failed_is_not_what_the_next_one_goes_by(tmp_path: Path) -> None:
+    """A port that was taken is not kept; and the home of a gateway that never came up is not one to choose from."""
+    homes = tmp_path / ".agentpost"
+    homes.mkdir()
+    as_user = {"HOME": str(tmp_path)}
+    with running_gateway(homes / "vps-jane") as other:
+        taken = other.url.removeprefix("http://")
+        for words in ((), ("--detach",)):
+            up = ("up", "--node", "mbp-jane", "--listen", taken, *words)
+            failed = run_warm(*up, timeout=TIMEOUT_SECONDS, environment=as_user)
+            assert failed.returncode == 3
+            assert "choose one with --listen" in failed.stderr
+        shown = run_warm("status", "-o", "json", timeout=TIMEOUT_SECONDS, environment=as_user)
+        assert json.loads(shown.stdout)["nodeId"] == "vps-jane", shown.stderr
+    with running_gateway(homes / "mbp-jane", node="mbp-jane"):
+        assert 'listen = "127.0.0.1:0"' in (homes / "mbp-jane" / "agentpost.toml").read_text()
 
 
 @pytest.mark.req("AUTH-7")

@@ -43,15 +43,16 @@ class Watchers:
         self._store = store
         self._clock = clock
         self._watching: set[_Watcher] = set()
+        self.is_released = False
         wakeups.listen(outbox=self._outbox_grew, moved=self._moved)
 
     async def watch(self) -> AsyncIterator[Happening]:
-        """From now on, until the caller has seen enough."""
+        """From now on, until the caller has seen enough, or the gateway stops."""
         watcher = _Watcher()
         self._watching.add(watcher)
         after_seq = self._store.head().seq
         try:
-            while True:
+            while not self.is_released:
                 await watcher.woken.wait()
                 watcher.woken.clear()
                 while events := self._store.read_outbox(after_seq).events:
@@ -65,6 +66,12 @@ class Watchers:
                         yield happening
         finally:
             self._watching.discard(watcher)
+
+    def release(self) -> None:
+        """Let everybody go who looks on: the gateway stops."""
+        self.is_released = True
+        for watcher in self._watching:
+            watcher.woken.set()
 
     def _of_deliveries(self, event_id: EventId) -> list[Happening]:
         at = format_ms(self._clock.now_ms())

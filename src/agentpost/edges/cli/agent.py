@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import expanded, home_of
 from agentpost.edges.cli.options import TIME, HomeOption, seconds_from
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
@@ -42,7 +42,7 @@ def accept(
     from agentpost.edges.outside import OutsideClient
 
     async def take() -> tuple[str, ...]:
-        accepting = OutsideClient.accept(credentials.expanduser(), url=url, agent_id=agent, invite_token=token)
+        accepting = OutsideClient.accept(expanded(credentials), url=url, agent_id=agent, invite_token=token)
         async with await accepting as outside:
             return outside.scopes
 

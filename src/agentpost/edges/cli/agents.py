@@ -1,12 +1,14 @@
 """`agents`: who lives at this gateway, and how each is engaged."""
 
-from typing import Annotated, Any, Literal
+import shutil
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import expanded, home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stderr, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import Failover
@@ -17,6 +19,8 @@ agents_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Wh
 
 # As `edges/runtimes` has them, which takes longer to load than the command to run.
 RuntimeName = Literal["command", "webhook", "handler", "pull", "mailbox"]
+# Options that are paths.
+_PATHS: Final = frozenset({"cwd", "file"})
 AgentArgument = Annotated[str, typer.Argument(help="The id of the agent.")]
 
 
@@ -47,10 +51,13 @@ def add(
     [bold]handler[/bold]: a Python function, as module:function.
     [bold]pull[/bold]: the agent fetches its messages and settles them itself.
     [bold]mailbox[/bold]: each message is put into a mailbox file (option file), and the agent's ack settles it.
+
+    Paths are those of the directory that this is said in, wherever the gateway runs.
     """
     options: dict[str, Any] = dict(_pair(text) for text in option or [])
+    options |= {name: str(Path.cwd() / expanded(Path(options[name]))) for name in _PATHS & options.keys()}
     if command:
-        options["argv"] = command
+        options["argv"] = _from_here(command, options.get("cwd"))
     chosen = runtime or ("command" if command else "pull")
     if (chosen == "command") != ("argv" in options):
         problem = "needs a program, after --" if chosen == "command" else "takes no program"
@@ -61,6 +68,9 @@ def add(
         print_json(made)
     else:
         stdout.print(f"{escape(agent_id)} is here, engaged by {escape(made['runtime'])}", highlight=False)
+    if command and not _is_program(options["argv"][0], options.get("cwd")):
+        # It may be there later, or be in the gateway's PATH alone: what comes meanwhile is tried again.
+        stderr.print(f"no program {escape(options['argv'][0])} is found from here", highlight=False, soft_wrap=True)
 
 
 @agents_app.command("list", epilog="Example: [bold]agentpost agents list --mesh[/bold]")
@@ -149,6 +159,16 @@ def _said(done: dict[str, Any], text: str, output: Format) -> None:
         print_json(done)
     else:
         stdout.print(escape(text), highlight=False)
+
+
+def _from_here(command: list[str], cwd: str | None) -> list[str]:
+    """A program that is named by a path is found from another directory, too."""
+    program, *rest = command
+    return [str(Path.cwd() / program) if "/" in program and cwd is None else program, *rest]
+
+
+def _is_program(name: str, cwd: str | None) -> bool:
+    return shutil.which(Path(cwd or "", name) if "/" in name else name) is not None
 
 
 def _pair(text: str) -> tuple[str, str]:

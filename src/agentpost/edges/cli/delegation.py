@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import expanded, home_of
 from agentpost.edges.cli.declared import read_declared
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
@@ -53,7 +53,7 @@ def apply(
 
     Everything outside the section stays as it is, to the byte.
     """
-    body = {"agentId": agent, "file": str(file.expanduser().absolute()), "acknowledge": ack}
+    body = {"agentId": agent, "file": str(expanded(file).absolute()), "acknowledge": ack}
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/delegation/apply", body)
     if output is Format.JSON:
         print_json(done)

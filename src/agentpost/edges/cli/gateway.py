@@ -164,7 +164,11 @@ async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
 
 
 def _start_detached(settings: Settings, output: Format) -> None:
-    Home(settings.home).prepare()
+    home = Home(settings.home)
+    home.prepare()
+    # Whoever runs there already is not what was asked for, and would answer all the same.
+    home.lock()
+    home.unlock()
     log = settings.home / _LOG_FILE
     command = [
         *(sys.executable, "-m", "agentpost", "up", "--home", str(settings.home), "--node", settings.node_id),
@@ -187,6 +191,8 @@ def _start_detached(settings: Settings, output: Format) -> None:
         try:
             found = client.get("/operator/status")
         except Refusal:
+            continue
+        if found["pid"] != process.pid:
             continue
         if output is Format.JSON:
             print_json(

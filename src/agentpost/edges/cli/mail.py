@@ -1,6 +1,5 @@
 """`send`, `inbox`, `read`, `reply`, `trace`: mail from the command line."""
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -322,6 +321,7 @@ def watch(
             stdout.print(f"{line} → {escape(to)}  [dim]{escape(about)}[/dim]", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise typer.Exit from None
+    raise _stopped()
 
 
 class StreamFormat(StrEnum):
@@ -342,9 +342,13 @@ def tail(
     client = OperatorClient(home_of(None, home=home))
     query = {"after": after, "follow": follow, "cloudevents": form is StreamFormat.CLOUDEVENTS}
     path = path_of("ansible", "streams", stream)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         for line in client.lines(path, {name: str(value).lower() for name, value in query.items()}):
             typer.echo(json.dumps(line, ensure_ascii=False))
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+    if follow:
+        raise _stopped()
 
 
 def resolve(
@@ -362,6 +366,11 @@ def resolve(
         print_json(done)
     else:
         stdout.print(f"{escape(event_id)}: {done['how']}", highlight=False)
+
+
+def _stopped() -> Refusal:
+    """Whoever looked on would have gone on."""
+    return Refusal(Code.UNAVAILABLE, "the gateway has stopped", hint="Once it is up again, look on again.")
 
 
 def _print_receipt(receipt: dict[str, Any]) -> None:

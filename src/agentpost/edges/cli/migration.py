@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import expanded, home_of
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient
@@ -28,7 +28,7 @@ def import_file(
 
     What its recipients have read already is not handed to them again. Importing twice changes nothing.
     """
-    body = {"file": str(file.expanduser().absolute())}
+    body = {"file": str(expanded(file).absolute())}
     client = OperatorClient(home_of(None, home=home), timeout_seconds=600)
     done: dict[str, Any] = client.post("/ansible/migration/import", body)
     if output is Format.JSON:

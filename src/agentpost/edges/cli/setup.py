@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import expanded, home_of
 from agentpost.edges.cli.options import TIME, HomeOption, seconds, seconds_of
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
@@ -63,7 +63,7 @@ def setup(
     for name in chosen:
         wish = Wish(
             agent=agent or name.value,
-            gateway=None if home is None else home.expanduser().resolve(),
+            gateway=None if home is None else expanded(home).resolve(),
             user_home=Path.home(),
             project=project.resolve(),
             wake_seconds=wake,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import expanded, home_of
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
@@ -34,7 +34,7 @@ def directory(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Say where an agent keeps its skills. Without a word it is skills/AGENT in the gateway's home."""
-    _change(agent_id, {"directory": str(path.expanduser().absolute())}, home, output)
+    _change(agent_id, {"directory": str(expanded(path).absolute())}, home, output)
 
 
 @skill_app.command(

@@ -129,14 +129,14 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
 
     @get("/ansible/watch", media_type=_LINES, summary="What happens here, as it happens", tags=["records"])
     async def watch() -> Stream:
-        """One JSON object on each line, for as long as the caller listens."""
+        """One JSON object on each line, for as long as the caller listens and the gateway runs."""
         return Stream(_lines(engine), media_type=_LINES)
 
     @get("/ansible/streams/{stream:str}", media_type=_LINES, summary="A stream, event by event", tags=["records"])
     async def stream_of(stream: str, after: After = 0, follow: bool = False, cloudevents: bool = False) -> Stream:
         """One JSON object on each line: the events of `outbox`, of `inbox:<agent>`, or of a node that is mirrored here.
 
-        Content stays sealed. With `follow` it goes on for as long as the caller listens.
+        Content stays sealed. With `follow` it goes on for as long as the caller listens and the gateway runs.
         """
         first = tail(engine.store, stream, after_seq=after)
         lines = _stream_lines(engine, stream, first, after, follow=follow, as_cloud_events=cloudevents)
@@ -194,7 +194,7 @@ async def _stream_lines(
         for each in found:
             after_seq = each.seq
             yield msgspec.json.encode(_as_cloud_event(each) if as_cloud_events else each) + b"\n"
-        if not follow:
+        if not follow or engine.watchers.is_released:
             return
         yield b"\n"
         await asyncio.sleep(_LOOK_SECONDS)
