@@ -2,13 +2,17 @@
 
 import pytest
 
-from agentpost.delivery.keeping import CursorCopy, DeliveryCopy
+from agentpost.delivery.keeping import MOST_AGENTS_TOLD, CursorCopy, DeliveryCopy
 from agentpost.mailing import CursorsInRoom, RoomCopyWriter
+from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
 from agentpost.room.document import Room
+from agentpost.room.host import PROTOCOL_VERSION
+from agentpost.room.records import canonical
+from agentpost.room.schema import MAX_RECORD_BYTES
 from agentpost.room.view import RoomView
 from agentpost.testing import START_MS
-from tests.room.building import EDGE, SEED, a_populated_room
+from tests.room.building import EDGE, SEED, a_node, a_populated_room, bring
 
 
 @pytest.fixture
@@ -67,6 +71,49 @@ async def test_others_see_how_much_waits(room: Room) -> None:
     )
     await RoomCopyWriter(room).publish(own, [])
     assert RoomView(room).waiting_at(SEED) == 4
+
+
+@pytest.mark.req("ROOM-4")
+async def test_so_many_agents_as_are_told_of_always_have_room(room: Room) -> None:
+    """The longest names that there may be, and a node of such a name, make a record that the room takes."""
+    own = DeliveryCopy(
+        inbox_cursor_acked=10**12,
+        inbox_cursor_seen=10**12,
+        latest_seq=10**12,
+        epoch="epoch_01K3X8Z5W2V7R9T4M6N1P0QABC",
+        dead_letter_count=10**6,
+        incident_count=1_000,
+        last_ack_at=format_ms(START_MS),
+        waiting_by_agent={f"{number:0>128}": MOST_WAITING for number in range(MOST_AGENTS_TOLD)},
+        agents_waiting=1_000,
+    )
+    await RoomCopyWriter(room).publish(own, [])
+    record = room.record("delivery", SEED)
+    assert record is not None
+    assert record["waitingByAgent"] == own.waiting_by_agent
+    assert len(canonical(record)) - len(SEED) + 128 <= MAX_RECORD_BYTES
+
+
+@pytest.mark.req("ROOM-3")
+async def test_nothing_is_told_that_a_gateway_of_before_would_refuse(room: Room) -> None:
+    """While one is in the mesh, the numbers of single agents stay at home; they are told once it is upgraded."""
+    own = DeliveryCopy(
+        inbox_cursor_acked=5,
+        inbox_cursor_seen=9,
+        latest_seq=9,
+        epoch="e",
+        dead_letter_count=0,
+        incident_count=0,
+        waiting_by_agent={"builder": 4},
+        agents_waiting=1,
+    )
+    bring(room, EDGE, "nodes", EDGE, a_node(EDGE, protocolVersion="1.0"))
+    await RoomCopyWriter(room).publish(own, [])
+    assert room.records("delivery")[SEED].keys().isdisjoint({"waitingByAgent", "agentsWaiting"})
+    assert (RoomView(room).waiting_at(SEED), RoomView(room).waiting_for("builder", node_id=SEED)) == (4, None)
+    bring(room, EDGE, "nodes", EDGE, a_node(EDGE, protocolVersion=PROTOCOL_VERSION))
+    await RoomCopyWriter(room).publish(own, [])
+    assert RoomView(room).waiting_for("builder", node_id=SEED) == 4
 
 
 async def test_a_copy_that_the_room_refuses_stops_nothing(room: Room, caplog: pytest.LogCaptureFixture) -> None:

@@ -140,6 +140,7 @@ class FixedRoom:
         self._revoked: set[str] = set()
         self._silent_since_ms: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
+        self._waiting_for: dict[tuple[str, str], int] = {}
         self._version = 0
 
     def add_node(
@@ -196,9 +197,10 @@ class FixedRoom:
         self._index[capability_id] = CapabilityIndex(eligible_agent_ids=agent_ids)
         self._version += 1
 
-    def set_waiting(self, node_id: str, waiting: int) -> None:
-        """What the node says it has waiting for its agents."""
+    def set_waiting(self, node_id: str, waiting: int, **by_agent: int) -> None:
+        """What the node says it has waiting for all of its agents, and for those that it speaks of."""
         self._waiting[node_id] = waiting
+        self._waiting_for.update(((node_id, agent_id), size) for agent_id, size in by_agent.items())
 
     def snapshot(self) -> RoomSnapshot:
         return RoomSnapshot(
@@ -240,6 +242,9 @@ class FixedRoom:
 
     def waiting_at(self, node_id: str) -> int | None:
         return self._waiting.get(node_id)
+
+    def waiting_for(self, agent_id: str, *, node_id: str) -> int | None:
+        return self._waiting_for.get((node_id, agent_id))
 
     def _known(self, node_id: str) -> Identity | None:
         return None if node_id in self._revoked else self._identities.get(node_id)

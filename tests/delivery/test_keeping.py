@@ -10,10 +10,20 @@ from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.heads import next_chain
 from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
-from agentpost.store.values import CHAIN_START, Acceptance, Blob, MirrorBatch, MirrorEvent, PayloadUsage, Subscriber
+from agentpost.store.values import (
+    CHAIN_START,
+    Acceptance,
+    Blob,
+    MirrorBatch,
+    MirrorEvent,
+    PayloadUsage,
+    Subscriber,
+)
 from agentpost.testing import a_message
 from tests.delivery.timing import NODE, OTHER, PEER, Desk
+from tests.store.building import a_batch, from_peer, incoming
 
 DAY_MS = 86_400_000
 
@@ -256,6 +266,39 @@ async def test_a_running_keeper_goes_on_until_all_first_copies_are_made() -> Non
             await room.news.wait()
     await keeper.close()
     assert {copy.source_node_id for _, cursors in room.written for copy in cursors} == {"lab-a", "lab-b", "lab-c"}
+
+
+async def _take_mail(desk: Desk, *to_agents: str) -> None:
+    """A message of the peer for each name, accepted and not settled."""
+    events = [incoming(from_peer(number), agent_id) for number, agent_id in enumerate(to_agents, start=1)]
+    await desk.store.accept(a_batch(*events))
+
+
+async def _told_of_agents(desk: Desk) -> tuple[dict[str, int] | None, int | None]:
+    room = Noted()
+    await _keeper(desk).copy(room)
+    own = room.written[0][0]
+    assert own is not None
+    return own.waiting_by_agent, own.agents_waiting
+
+
+@pytest.mark.req("OBS-1")
+async def test_the_room_hears_what_each_agent_has_waiting() -> None:
+    """Two agents of one gateway have their own numbers, and one that has nothing waiting is not named."""
+    desk = await Desk().settle_in()
+    assert await _told_of_agents(desk) == ({}, 0)
+    await _take_mail(desk, "builder", "tester", "builder", "builder")
+    assert await _told_of_agents(desk) == ({"builder": 3, "tester": 1}, 2)
+
+
+@pytest.mark.req("ROOM-4")
+async def test_the_record_of_a_gateway_with_many_agents_stays_small() -> None:
+    """Those whose mail has waited longest are named, and how many there are; nothing is counted beyond a thousand."""
+    desk = await Desk().settle_in()
+    await _take_mail(desk, *(f"agent-{number:04}" for number in range(1_000)), *["agent-0003"] * 1_200)
+    told, waiting = await _told_of_agents(desk)
+    assert told == {f"agent-{number:04}": MOST_WAITING if number == 3 else 1 for number in range(24)}
+    assert waiting == 1_000
 
 
 @pytest.mark.req("OBS-1")

@@ -338,17 +338,20 @@ async def test_more_recipients_than_an_event_can_name_are_refused(post: Post) ->
 
 
 async def test_a_receipt_says_who_is_there(post: Post) -> None:
-    """The sender learns whether each gateway is awake, when it was heard last, and how much waits there."""
+    """The sender learns whether each gateway is awake, when it was heard last, and how much waits for each agent."""
     post.room.add_agent("amy", OWN)
-    post.room.set_waiting(PEER, 7)
+    post.room.add_agent("ben", PEER)
+    post.room.set_waiting(PEER, 7, bob=4, ben=0)
     post.room.set_waiting(OWN, 2)
     post.room.set_offline(THIRD)
     post.clock.advance(90_000)
-    receipt = await post.publisher.send(to("bob", "cyd", "amy"))
+    receipt = await post.publisher.send(to("bob", "ben", "cyd", "amy"))
     now_ms = START_MS + 90_000
-    told = {each.agent_id: (each.is_online, each.last_seen_ms, each.waiting) for each in receipt.recipients}
-    assert told == {"bob": (True, now_ms, 7), "cyd": (False, START_MS, None), "amy": (True, now_ms, 2)}
-    assert msgspec.to_builtins(receipt)["recipients"][1]["isOnline"] is False
+    told = {each.agent_id: (each.is_online, each.last_seen_ms) for each in receipt.recipients}
+    assert told == {"bob": (True, now_ms), "ben": (True, now_ms), "cyd": (False, START_MS), "amy": (True, now_ms)}
+    waiting = {each.agent_id: (each.waiting, each.gateway_waiting) for each in receipt.recipients}
+    assert waiting == {"bob": (4, 7), "ben": (0, 7), "cyd": (None, None), "amy": (None, 2)}
+    assert msgspec.to_builtins(receipt)["recipients"][2]["isOnline"] is False
 
 
 async def test_mail_between_two_local_agents_goes_the_same_way(post: Post) -> None:

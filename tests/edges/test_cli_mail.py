@@ -108,12 +108,24 @@ def test_an_empty_body_is_not_all_dead_letters(gateway: RunningGateway) -> None:
         assert (unknown.returncode, unknown.stdout, unknown.stderr.split(":")[0]) == (1, "", "not_found")
 
 
-def test_what_waits_is_said_of_the_gateway_that_counts_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """The number is for all agents of a gateway, and reads like that."""
-    recipient: dict[str, Any] = {"agentId": "builder", "nodeId": "lab-jane", "isOnline": False, "waiting": 12}
+@pytest.mark.parametrize(
+    ("waiting", "at_gateway", "said"),
+    [
+        (12, 40, ", 12 waiting for it"),
+        (1000, 4000, ", 1,000 or more waiting for it"),
+        (0, 40, ""),
+        (None, 4000, ", 4,000 waiting at its gateway"),
+        (None, None, ""),
+    ],
+)
+def test_what_waits_is_said_of_whom_it_waits_for(
+    waiting: int | None, at_gateway: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number is that of the agent; where its gateway has not told it, it is that of the gateway, and says so."""
+    recipient: dict[str, Any] = {"agentId": "builder", "nodeId": "lab-jane", "isOnline": False}
+    recipient |= {"waiting": waiting, "gatewayWaiting": at_gateway}
     mail._print_receipt({"eventId": "evt_1", "recipients": [recipient], "rejected": []})
-    shown = capsys.readouterr().out
-    assert "  to builder@lab-jane: away, its gateway has 12 waiting; it is kept for it\n" in shown
+    assert f"  to builder@lab-jane: away{said}; it is kept for it\n" in capsys.readouterr().out
 
 
 def test_a_program_is_found_where_it_was_named(tmp_path: Path, gateway: RunningGateway) -> None:

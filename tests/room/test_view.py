@@ -48,3 +48,19 @@ def test_how_much_waits_at_a_gateway_is_what_it_says() -> None:
     assert RoomView(_with_edge()).waiting_at(EDGE) is None
     assert RoomView(_with_edge(latestSeq=12, inboxCursorAcked=9)).waiting_at(EDGE) == 3
     assert RoomView(_with_edge(inboxCursorAcked=9)).waiting_at(EDGE) is None
+
+
+def test_how_much_waits_for_an_agent_is_what_its_gateway_says_of_that_agent() -> None:
+    """One that is not named has nothing waiting if all are named who have something; otherwise nobody here knows."""
+    told = {"latestSeq": 12, "waitingByAgent": {"builder": 3, "tester": 1}, "agentsWaiting": 2}
+    view = RoomView(_with_edge(**told))
+    assert [view.waiting_for(agent, node_id=EDGE) for agent in ("builder", "tester", "idler")] == [3, 1, 0]
+    assert view.waiting_for("builder", node_id=OTHER_EDGE) is None
+    capped = RoomView(_with_edge(**told | {"agentsWaiting": 40}))
+    assert [capped.waiting_for(agent, node_id=EDGE) for agent in ("builder", "idler")] == [3, None]
+
+
+def test_a_gateway_of_before_says_nothing_of_single_agents() -> None:
+    """What it says of all of them is not taken for the number of one."""
+    view = RoomView(_with_edge(latestSeq=12, inboxCursorAcked=9))
+    assert (view.waiting_at(EDGE), view.waiting_for("builder", node_id=EDGE)) == (3, None)

@@ -166,6 +166,7 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "states": store.count_deliveries(),
         "inboxes": [store.inbox_items(agent, newest_first=True, limit=100_000) for agent in agents],
         "waiting": [store.backlog_size(agent) for agent in agents],
+        "who waits": store.waiting_agents(),
         "engaged": store.engaged_entries(),
         "expired": store.expired_mail(now_ms=1 << 60, limit=100_000),
         "mirrors": store.mirrors(),

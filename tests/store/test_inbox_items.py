@@ -117,6 +117,22 @@ async def test_the_backlog_is_counted(filled: Store) -> None:
     assert filled.backlog_size("eve") == 1
     await filled.settle(a_settlement(THIRD, agent="eve"))
     assert filled.backlog_size("eve") == 0
+    assert [filled.backlog_size("ada", most=most) for most in (0, 4, 5, 6)] == [0, 4, 5, 5]
+    assert filled.backlog_size("ada", unread_only=True, most=3) == 3
+
+
+@pytest.mark.req("OBS-1")
+async def test_who_has_something_waiting_is_known_in_the_order_of_waiting(filled: Store) -> None:
+    """The agent whose oldest mail is oldest comes first; one that has settled everything is not among them."""
+    assert filled.waiting_agents() == ["ada", "eve"]
+    await filled.settle(a_settlement(FIRST))
+    await filled.settle(a_settlement(THIRD))
+    assert filled.waiting_agents() == ["eve", "ada"]
+    await filled.settle(a_settlement(THIRD, agent="eve"))
+    assert filled.waiting_agents() == ["ada"]
+    for event in EVENTS[3:]:
+        await filled.settle(a_settlement(event))
+    assert filled.waiting_agents() == []
 
 
 @pytest.mark.req("RTY-5")

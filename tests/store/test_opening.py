@@ -273,6 +273,7 @@ async def test_a_closed_store_refuses_everything(store: Store) -> None:
         lambda: store.deliveries_by_corr(event.corr_id),
         store.count_deliveries,
         lambda: store.backlog_size("ada"),
+        store.waiting_agents,
         store.engaged_entries,
         lambda: store.inbox_items("ada"),
         lambda: store.inbox_item(event.event_id, "ada"),

@@ -10,8 +10,9 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from agentpost.delivery.keeping import MOST_AGENTS_TOLD
 from agentpost.delivery.policy import DeliveryPolicy
-from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.snapshot import MOST_WAITING, NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.room.crdt import Replica
 from agentpost.room.document import Room
@@ -161,7 +162,9 @@ class Month(_Nodes):
                     source = self.names[(number + 1 + int(self._random.expovariate(0.25))) % len(self.names)]
                     cursor = self.cursor(number, source, self.writes)
                     self._write(number, "delivery.cursors", f"{name}/{source}", cursor)
-                self._write(number, "delivery", name, {"inboxCursorAcked": self.writes})
+                waiting = {f"agent-{number}-{place}": self.writes % MOST_WAITING for place in range(MOST_AGENTS_TOLD)}
+                own = {"inboxCursorAcked": self.writes, "waitingByAgent": waiting, "agentsWaiting": len(waiting)}
+                self._write(number, "delivery", name, own)
         for agent_id in self._random.sample(sorted(self._owners), moves):
             number = self._owners[agent_id]
             to = self._owners[agent_id] = self._random.randrange(len(self.names))

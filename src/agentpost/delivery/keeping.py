@@ -16,13 +16,14 @@ from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
 from agentpost.store.values import Cursor, MirrorPosition
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
-__all__ = ["CursorCopy", "DeliveryCopy", "Keeper", "Kept", "RoomCopies", "first_awaited"]
+__all__ = ["MOST_AGENTS_TOLD", "CursorCopy", "DeliveryCopy", "Keeper", "Kept", "RoomCopies", "first_awaited"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +32,15 @@ _STEP: Final = 1_000
 _PAYLOADS_A_STEP: Final = 256
 _MOST_INCIDENTS: Final = 1_000
 _FIRST_COPIES_A_ROUND: Final = 1
+# So many names of any length have room in one record.
+MOST_AGENTS_TOLD: Final = 24
 
 
 class DeliveryCopy(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """`delivery.<node>` of the room: how far this gateway and its agents are."""
+    """`delivery.<node>` of the room: how far this gateway and its agents are.
+
+    `waiting_by_agent` has the agents whose mail has waited longest; `agents_waiting` is how many there are.
+    """
 
     inbox_cursor_acked: int
     inbox_cursor_seen: int
@@ -43,6 +49,8 @@ class DeliveryCopy(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     dead_letter_count: int
     incident_count: int
     last_ack_at: str | None = None
+    waiting_by_agent: dict[str, int] | None = None
+    agents_waiting: int | None = None
 
 
 class CursorCopy(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -250,6 +258,7 @@ class Keeper:
         last_ack_at = None if self._own is None else self._own.last_ack_at
         if self._own is not None and acked_seq != self._own.inbox_cursor_acked:
             last_ack_at = format_ms(self._clock.now_ms())
+        waiting = self._store.waiting_agents()
         return DeliveryCopy(
             inbox_cursor_acked=acked_seq,
             inbox_cursor_seen=position.latest_seq,
@@ -258,6 +267,11 @@ class Keeper:
             dead_letter_count=sum(self._store.count_deliveries(only=DeliveryState.DEAD_LETTER).values()),
             incident_count=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
             last_ack_at=last_ack_at,
+            waiting_by_agent={
+                agent_id: self._store.backlog_size(agent_id, most=MOST_WAITING)
+                for agent_id in waiting[:MOST_AGENTS_TOLD]
+            },
+            agents_waiting=len(waiting),
         )
 
     def _cursor_copy(self, cursor: Cursor) -> CursorCopy | None:

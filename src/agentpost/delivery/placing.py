@@ -4,9 +4,9 @@ Adds to `protocol/routing` what only the engine knows: that this gateway itself 
 can be sealed for. Writes nothing.
 """
 
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.ports import RoomView
@@ -15,7 +15,7 @@ from agentpost.protocol.envelope import Event, Trace
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.routing import Decision, Recipient, Rejected, RouteRequest, decide_route, is_live
-from agentpost.protocol.snapshot import NodeStatus, RoomSnapshot
+from agentpost.protocol.snapshot import MOST_WAITING, NodeStatus, RoomSnapshot
 
 __all__ = ["MAX_RECIPIENTS", "Placement", "Placer", "RecipientReceipt", "engaged_by", "place"]
 
@@ -27,7 +27,8 @@ _MOST_KEPT: Final = 256
 class RecipientReceipt(Struct, frozen=True, kw_only=True, rename="camel"):
     """What a sender is told of one recipient: where its mail goes, and whether anybody is there to take it.
 
-    `waiting` is how much that gateway says it has waiting for its agents, None if it has not said.
+    `waiting` and `gatewayWaiting` are the last word of that gateway, which is at most some seconds old while it is
+    online. What was sent since it went away is not in it.
     """
 
     agent_id: str
@@ -35,7 +36,20 @@ class RecipientReceipt(Struct, frozen=True, kw_only=True, rename="camel"):
     decision: Decision
     is_online: bool
     last_seen_ms: int | None
-    waiting: int | None
+    waiting: Annotated[
+        int | None,
+        Meta(
+            description=f"How much the agent has waiting; {MOST_WAITING} means so many or more. None if its gateway "
+            "has not said: one of the mesh is of an older version, or too many of its agents have mail waiting."
+        ),
+    ]
+    gateway_waiting: Annotated[
+        int | None,
+        Meta(
+            description="How much has come to the gateway, for all of its agents, since the oldest that is not done; "
+            "None if it has not said."
+        ),
+    ]
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -111,7 +125,8 @@ class Placement(Struct, frozen=True, kw_only=True):
             decision=recipient.decision,
             is_online=is_live(node, now_ms),
             last_seen_ms=seen_ms,
-            waiting=None if node_id is None else view.waiting_at(node_id),
+            waiting=None if node_id is None else view.waiting_for(recipient.agent_id, node_id=node_id),
+            gateway_waiting=None if node_id is None else view.waiting_at(node_id),
         )
 
 

@@ -55,7 +55,11 @@ class RoomView(Protocol):
         ...
 
     def waiting_at(self, node_id: str) -> int | None:
-        """How much a gateway says it has waiting for its agents; None if it has not said."""
+        """How much a gateway says it has waiting for all of its agents; None if it has not said."""
+        ...
+
+    def waiting_for(self, agent_id: str, *, node_id: str) -> int | None:
+        """How much a gateway says it has waiting for one agent, `MOST_WAITING` or less; None if it has not said."""
         ...
 
 

@@ -8,10 +8,12 @@ it is written.
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 __all__ = [
+    "MOST_WAITING",
     "RoomSnapshot",
     "NodeRecord",
     "NodeStatus",
@@ -30,6 +32,9 @@ __all__ = [
 # Epoch milliseconds and seconds that came through the room: Yjs clients in JavaScript write every number as a
 # float.
 Number = int | float
+
+# How far a gateway counts what it has waiting for one agent: so many means so many or more.
+MOST_WAITING: Final = 1_000
 
 
 class NodeTier(StrEnum):

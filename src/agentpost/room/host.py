@@ -30,7 +30,7 @@ __all__ = ["RoomHost"]
 
 _log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = "1.0"
+PROTOCOL_VERSION: Final = "1.1"
 _BEAT_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 5.0
 _MOST_FORMER_KEYS: Final = 16

@@ -157,6 +157,9 @@ class DeliveryEntry(Signed, frozen=True, kw_only=True, rename="camel"):
     dead_letter_count: Count = 0
     incident_count: Count | None = None
     last_ack_at: Moment | None = None
+    # What some agents have waiting, and how many have something: if that is more, nothing is said of those not named.
+    waiting_by_agent: Annotated[dict[Id, Count], Meta(max_length=128)] | None = None
+    agents_waiting: Count | None = None
 
 
 class CursorEntry(Signed, frozen=True, kw_only=True, rename="camel"):

@@ -49,11 +49,20 @@ class RoomView:
         return self._room.presence.last_seen_ms(node_id)
 
     def waiting_at(self, node_id: str) -> int | None:
-        """How much a gateway says it has waiting for its agents; None if it has not said."""
+        """How much a gateway says it has waiting for all of its agents; None if it has not said."""
         record = self._record("delivery", node_id)
         if record is None or record.get("latestSeq") is None:
             return None
         return max(int(record["latestSeq"]) - int(record.get("inboxCursorAcked") or 0), 0)
+
+    def waiting_for(self, agent_id: str, *, node_id: str) -> int | None:
+        """How much a gateway says it has waiting for one agent, `MOST_WAITING` or less; None if it has not said."""
+        record = self._record("delivery", node_id)
+        told: dict[str, int] | None = None if record is None else record.get("waitingByAgent")
+        if record is None or told is None:
+            return None
+        is_told_of_all = (record.get("agentsWaiting") or 0) <= len(told)
+        return told.get(agent_id, 0 if is_told_of_all else None)
 
     def _record(self, map_name: str, key: str) -> dict[str, Any] | None:
         record = self._room.record(map_name, key)

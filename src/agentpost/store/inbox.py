@@ -60,6 +60,7 @@ __all__ = [
     "restart_cursor",
     "settle",
     "settle_all",
+    "waiting_agents",
 ]
 
 _BEYOND_ALL: Final = 1 << 62
@@ -362,8 +363,13 @@ def mark_read(tx: Transaction, event_id: EventId, to_agent_id: str, at_ms: int) 
     return entry.read_at_ms is None
 
 
-def backlog_size(database: Database, to_agent_id: str, *, unread_only: bool) -> int:
-    return database.value(SQL.unread_size if unread_only else SQL.backlog_size, (to_agent_id,))
+def backlog_size(database: Database, to_agent_id: str, *, unread_only: bool, most: int | None) -> int:
+    statement = SQL.unread_size if unread_only else SQL.backlog_size
+    return database.value(statement, (to_agent_id, -1 if most is None else most))
+
+
+def waiting_agents(database: Database) -> list[str]:
+    return [agent_id for agent_id, _ in database.rows(SQL.waiting_agents, (-1,))]
 
 
 def expired_mail(database: Database, now_ms: int, limit: int) -> list[BacklogItem]:
@@ -377,8 +383,8 @@ def engaged_entries(database: Database) -> list[LedgerEntry]:
 def inbox_position(database: Database) -> InboxPosition:
     floor_seq: int = database.value(SQL.inbox_floor)
     latest_seq: int = database.value(SQL.inbox_latest_seq) or floor_seq
-    oldest_open: int | None = database.value(SQL.oldest_open_inbox_seq)
-    return InboxPosition(latest_seq=latest_seq, acked_seq=latest_seq if oldest_open is None else oldest_open - 1)
+    longest_waiting = database.row(SQL.waiting_agents, (1,))
+    return InboxPosition(latest_seq=latest_seq, acked_seq=longest_waiting[1] - 1 if longest_waiting else latest_seq)
 
 
 def cursor(database: Database, source_node_id: str) -> Cursor | None:

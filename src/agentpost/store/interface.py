@@ -188,8 +188,15 @@ class Store(ExternalStore, Protocol):
         """What the agent has not settled, oldest first (RTY-5)."""
         ...
 
-    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
-        """How many events the agent has not settled; or, of these, how many it has not looked at."""
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False, most: int | None = None) -> int:
+        """How many events the agent has not settled; or, of these, how many it has not looked at.
+
+        With `most` it is not counted further than that.
+        """
+        ...
+
+    def waiting_agents(self) -> list[str]:
+        """The agents that have something that is not settled; who has the oldest of it comes first."""
         ...
 
     def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:

@@ -268,10 +268,16 @@ class MemoryInbox(MemoryOutbox):
         self._ledger[event_id, to_agent_id] = replace(entry, read_at_ms=at_ms)
         return True
 
-    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False, most: int | None = None) -> int:
         self._check_open()
         found = (self._ledger[pair] for pair in self._open if pair[1] == to_agent_id)
-        return sum(1 for entry in found if not unread_only or entry.read_at_ms is None)
+        size = sum(1 for entry in found if not unread_only or entry.read_at_ms is None)
+        return size if most is None else min(size, most)
+
+    def waiting_agents(self) -> list[str]:
+        self._check_open()
+        oldest_first = sorted((seq, agent_id) for (_, agent_id), seq in self._open.items())
+        return list(dict.fromkeys(agent_id for _, agent_id in oldest_first))
 
     def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
         self._check_open()

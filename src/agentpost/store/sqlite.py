@@ -261,8 +261,11 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
         return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
 
-    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False) -> int:
-        return inbox.backlog_size(self._reader(), to_agent_id, unread_only=unread_only)
+    def backlog_size(self, to_agent_id: str, *, unread_only: bool = False, most: int | None = None) -> int:
+        return inbox.backlog_size(self._reader(), to_agent_id, unread_only=unread_only, most=most)
+
+    def waiting_agents(self) -> list[str]:
+        return inbox.waiting_agents(self._reader())
 
     def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
         return inbox.expired_mail(self._reader(), now_ms, limit)

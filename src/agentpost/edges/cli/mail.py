@@ -36,6 +36,7 @@ from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Priority
+from agentpost.protocol.snapshot import MOST_WAITING
 
 __all__ = ["only_agent", "register"]
 
@@ -101,7 +102,7 @@ def send(
 ) -> None:
     """Send a message to one or more agents. When this returns, the message is durable.
 
-    It says at once who of them is away, since when, and how much their gateways have waiting.
+    It says at once who of them is away, since when, and how much each has waiting.
     """
     expect_somebody(to, capability)
     client = OperatorClient(home_of(None, home=home))
@@ -383,13 +384,22 @@ def _print_receipt(receipt: dict[str, Any]) -> None:
             continue
         seen = recipient.get("lastSeenMs")
         since = f", last seen {ago(now_ms - seen)}" if seen else ""
-        # What a gateway tells the room is one number for all of its agents.
-        waiting = f", its gateway has {recipient['waiting']:,} waiting" if recipient.get("waiting") else ""
         stdout.print(
-            f"  to {name}: [yellow]away[/yellow]{since}{waiting}; it is kept for it", highlight=False, soft_wrap=True
+            f"  to {name}: [yellow]away[/yellow]{since}{_waiting(recipient)}; it is kept for it",
+            highlight=False,
+            soft_wrap=True,
         )
     for rejected in receipt["rejected"]:
         stderr.print(f"  not to {escape(rejected['agentId'])}: {escape(rejected['reason'])}", highlight=False)
+
+
+def _waiting(recipient: dict[str, Any]) -> str:
+    """What waits for the agent; where its gateway has not said, what waits there for all."""
+    own, at_gateway = recipient.get("waiting"), recipient.get("gatewayWaiting")
+    if own is not None:
+        or_more = " or more" if own >= MOST_WAITING else ""
+        return f", {own:,}{or_more} waiting for it" if own else ""
+    return f", {at_gateway:,} waiting at its gateway" if at_gateway else ""
 
 
 def _print_answers(client: OperatorClient, event_id: str, patience: float, output: Format) -> None:

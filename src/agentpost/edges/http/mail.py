@@ -52,7 +52,7 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @post("/ansible/messages", status_code=202, summary="Send a message", tags=["mail"])
     async def send(data: Annotated[NewMessage, Body()]) -> Receipt:
-        """Answered once the message is durable here. It says who it goes to, and who of them is away."""
+        """Answered once the message is durable. It says who gets it, who of them is away, and what each has waiting."""
         return await engine.publisher.send(request_of(engine, data.from_agent_id, data))
 
     @get("/ansible/agents/{agent_id:str}/inbox", summary="List an inbox", tags=["mail"])

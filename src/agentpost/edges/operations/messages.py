@@ -99,8 +99,8 @@ class Outgoing(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 class SendArgs(Outgoing, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Send a message to other agents, or answer one with `replyTo`. When this returns, it is durable.
 
-    The answer says who is away, and how much their gateways have waiting. With `waitSeconds` it also says what became
-    of it, and what was replied.
+    The answer says who is away, and how much each has waiting. With `waitSeconds` it also says what became of it, and
+    what was replied.
     """
 
     reply_to: Annotated[str | None, Meta(description="The eventId of the message that this answers.")] = None

@@ -126,11 +126,15 @@ FROM inbox AS i JOIN ledger AS l ON l.event_id = i.event_id AND l.inbox_seq = i.
 WHERE i.corr_id = ? ORDER BY i.seq, l.to_agent_id
 
 -- name: backlog_size
-SELECT count(*) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = ? AND settled_at_ms IS NULL
+SELECT count(*) FROM (
+  SELECT 1 FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = ? AND settled_at_ms IS NULL LIMIT ?
+)
 
 -- name: unread_size
-SELECT count(*) FROM ledger INDEXED BY ledger_backlog
-WHERE to_agent_id = ? AND settled_at_ms IS NULL AND read_at_ms IS NULL
+SELECT count(*) FROM (
+  SELECT 1 FROM ledger INDEXED BY ledger_backlog
+  WHERE to_agent_id = ? AND settled_at_ms IS NULL AND read_at_ms IS NULL LIMIT ?
+)
 
 -- name: mark_read
 UPDATE ledger SET read_at_ms = ? WHERE event_id = ? AND to_agent_id = ? AND read_at_ms IS NULL
@@ -141,7 +145,7 @@ DELETE FROM ledger WHERE (event_id, to_agent_id) IN (
   WHERE settled_at_ms < ? AND settled_at_ms IS NOT NULL ORDER BY settled_at_ms, event_id, to_agent_id LIMIT ?
 )
 
--- name: oldest_open_inbox_seq
+-- name: waiting_agents
 -- One step of the index for each agent, however much waits for it.
 WITH RECURSIVE waiting (agent_id) AS (
   SELECT min(to_agent_id) FROM ledger INDEXED BY ledger_backlog WHERE settled_at_ms IS NULL
@@ -151,11 +155,10 @@ WITH RECURSIVE waiting (agent_id) AS (
     WHERE settled_at_ms IS NULL AND to_agent_id > agent_id
   ) FROM waiting WHERE agent_id IS NOT NULL
 )
-SELECT min(first_seq) FROM (
-  SELECT (
-    SELECT min(inbox_seq) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = agent_id AND settled_at_ms IS NULL
-  ) AS first_seq FROM waiting WHERE agent_id IS NOT NULL
-)
+SELECT agent_id, (
+  SELECT min(inbox_seq) FROM ledger INDEXED BY ledger_backlog WHERE to_agent_id = agent_id AND settled_at_ms IS NULL
+) AS first_seq
+FROM waiting WHERE agent_id IS NOT NULL ORDER BY first_seq, agent_id LIMIT ?
 
 -- name: prune_inbox
 DELETE FROM inbox WHERE seq <= ?
