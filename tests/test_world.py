@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from agentpost.protocol.ids import EventId, ulid_time_ms
+from agentpost.protocol.ids import EventId, TaskId, mark_in, mark_of, ulid_time_ms
 from agentpost.testing import START_MS, FakeClock, SeededChance
 from agentpost.world import IdMaker, SystemChance
 
@@ -47,3 +47,12 @@ def test_ids_of_one_moment_have_its_time() -> None:
     made += [next(moment), ids.make(EventId), ids.make(EventId)]
     assert made == sorted(set(made))
     assert [ulid_time_ms(each) - START_MS for each in made] == [0, 0, 0, 0, 5, 5]
+
+
+def test_the_ids_of_a_node_have_its_mark() -> None:
+    """Whatever kind of id it is, and however many are made at once, they tell which node made them."""
+    ids = IdMaker(FakeClock(), SeededChance(1), node_id="lab-jane")
+    moment = ids.of_one_moment(EventId)
+    made = [ids.make(EventId), ids.make(TaskId), next(moment), next(moment)]
+    assert {mark_in(each) for each in made} == {mark_of("lab-jane")}
+    assert len(set(made)) == len(made)

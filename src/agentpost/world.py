@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-from agentpost.protocol.ids import ENTROPY_BYTES, AnyId, SessionId, UlidSource
+from agentpost.protocol.ids import ENTROPY_BYTES, AnyId, SessionId, UlidSource, node_mark
 
 __all__ = ["Chance", "Clock", "IdMaker", "SystemChance", "SystemClock", "new_epoch"]
 
@@ -74,15 +74,18 @@ class SystemChance:
 
 
 class IdMaker:
-    """New ids of any kind, in the order of their making."""
+    """New ids of any kind, in the order of their making. Those of events and tasks have the mark of their `node_id`."""
 
-    def __init__(self, clock: Clock, chance: Chance) -> None:
+    def __init__(self, clock: Clock, chance: Chance, *, node_id: str | None = None) -> None:
         self._clock = clock
         self._chance = chance
+        self._mark = b"" if node_id is None else node_mark(node_id)
+        self._chance_bytes = ENTROPY_BYTES - len(self._mark)
         self._source = UlidSource()
 
     def make(self, kind: Callable[[str], AnyId]) -> AnyId:
-        return self._source.make(kind, now_ms=self._clock.now_ms(), entropy=self._chance.entropy(ENTROPY_BYTES))
+        entropy = self._mark + self._chance.entropy(self._chance_bytes)
+        return self._source.make(kind, now_ms=self._clock.now_ms(), entropy=entropy)
 
     def of_one_moment(self, kind: Callable[[str], AnyId]) -> Iterator[AnyId]:
         """As many new ids as are asked for, all of the time of the first. For what is said at once, not to be kept."""

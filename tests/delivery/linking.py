@@ -19,6 +19,7 @@ from agentpost.protocol.heads import OutboxHead, StreamMark, chain_over
 from agentpost.protocol.ids import EventId, corr_id_of
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import AckType, Message
+from agentpost.protocol.recipients import recipients_of
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
@@ -84,8 +85,8 @@ class Node:
         self.node_id = node_id
         self.store = store
         self.tier = tier
-        self._ids = IdMaker(world.clock, SeededChance(len(world.nodes) + 1))
-        self.maker = EventMaker(node_id=node_id, clock=world.clock, ids=self._ids)
+        self.ids = IdMaker(world.clock, SeededChance(len(world.nodes) + 1), node_id=node_id)
+        self.maker = EventMaker(node_id=node_id, clock=world.clock, ids=self.ids)
         self.restart()
 
     def restart(self, policy: DeliveryPolicy | None = None) -> None:
@@ -109,29 +110,39 @@ class Node:
         self.world.room.add_agent(agent_id, self.node_id)
         await self.store.put_agent(LocalAgent(agent_id=agent_id, runtime="none", options={}, created_at_ms=0))
 
-    async def send(self, *to: str, text: str = "hello", sender: str = "ada") -> EventId:
+    async def send(
+        self, *to: str, text: str = "hello", sender: str = "ada", event_id: EventId | None = None
+    ) -> EventId:
         """A message to agents, wherever the room says that they are."""
-        agents = self.world.room.snapshot().agents
-        owners = {agent_id: agents[agent_id].owner_node_id or "" for agent_id in to}
-        event_id = self._ids.make(EventId)
-        now_ms = self.world.clock.now_ms()
-        event = MessageEvent(
-            event_id=event_id,
-            source_node_id=self.node_id,
-            source_agent_id=sender,
-            to_nodes=tuple(dict.fromkeys(owners.values())),
-            corr_id=corr_id_of(event_id),
-            created_at=format_ms(now_ms),
-            trace=Trace(),
-            payload=Message(to_agents=to, body=text),
+        event_id = event_id or self.ids.make(EventId)
+        await self.post(
+            MessageEvent(
+                event_id=event_id,
+                source_node_id=self.node_id,
+                source_agent_id=sender,
+                to_nodes=tuple(dict.fromkeys(self._owner(agent_id) for agent_id in to)),
+                corr_id=corr_id_of(event_id),
+                created_at=format_ms(self.world.clock.now_ms()),
+                trace=Trace(),
+                payload=Message(to_agents=to, body=text),
+            )
         )
+        return event_id
+
+    async def post(self, event: Event) -> None:
+        """Append an event, and wait for the ACKs of its recipients."""
+        now_ms = self.world.clock.now_ms()
         deliveries = [
-            Delivery(event_id=event_id, to_agent_id=agent_id, to_node_id=owner, emitted_at_ms=now_ms)
-            for agent_id, owner in owners.items()
+            Delivery(
+                event_id=event.event_id, to_agent_id=agent_id, to_node_id=self._owner(agent_id), emitted_at_ms=now_ms
+            )
+            for agent_id in recipients_of(event)
         ]
         await self.store.append([event], deliveries=deliveries)
         self.wakeups.outbox_grew()
-        return event_id
+
+    def _owner(self, agent_id: str) -> str:
+        return self.world.room.snapshot().agents[agent_id].owner_node_id or ""
 
     async def process(self, agent_id: str) -> None:
         """Let an agent deal with everything that waits for it."""

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from agentpost.delivery.frames import Events, decode_frame
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
-from agentpost.protocol.envelope import MessageEvent, Trace
-from agentpost.protocol.ids import EventId, corr_id_of
+from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent, Trace
+from agentpost.protocol.ids import EventId, TaskId, corr_id_of
 from agentpost.protocol.lifecycle import DeliveryState
-from agentpost.protocol.payloads import Message
+from agentpost.protocol.payloads import Message, TaskCreate
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import Subscriber
@@ -39,17 +39,31 @@ def _says(node: Node, sender: str, to: str, *, event_id: EventId) -> MessageEven
     )
 
 
-@pytest.mark.req("PIPE-9", "ACK-2")
-@pytest.mark.parametrize("agent", ["bob", "bert"])
-async def test_a_mirror_that_speaks_first_under_the_id_of_another_is_noticed(world: World, agent: str) -> None:
-    """It knows the ids of what it mirrors. The sender is not told that its mail was accepted; somebody hears why."""
-    a = await world.add("node-a", "ada")
-    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
-    b = await world.add("node-b", "bob", "bert")
+def _asks(node: Node, sender: str, to: str, *, event_id: EventId, task_id: TaskId) -> TaskCreateEvent:
+    """A task for an agent at node-b."""
+    says = _says(node, sender, to, event_id=event_id)
+    return TaskCreateEvent(
+        event_id=event_id,
+        source_node_id=node.node_id,
+        source_agent_id=sender,
+        to_nodes=says.to_nodes,
+        corr_id=says.corr_id,
+        created_at=says.created_at,
+        payload=TaskCreate(
+            task_id=task_id,
+            title="a task",
+            description="",
+            to_agents=(to,),
+            requester_agent_id=sender,
+        ),
+    )
+
+
+async def _overtaken(a: Node, s: Node, b: Node, *lies: Event) -> None:
+    """What node-s says of its own reaches node-b before what node-a has sent through it."""
     up = Pipe(a, s)
-    event_id = await a.send("bob", text="the real one")
     await settle(up)
-    await s.store.append([_says(s, "sue", agent, event_id=event_id)])
+    await s.store.append(lies)
     down, held = Pipe(s, b), list[bytes]()
 
     def hold(frame: bytes) -> list[bytes]:
@@ -62,8 +76,51 @@ async def test_a_mirror_that_speaks_first_under_the_id_of_another_is_noticed(wor
     down.right.meddle = hold
     await settle(up, down)
     down.right.meddle = None
+    assert held
     down.right.coming += held
     await settle(up, down)
+
+
+@pytest.mark.req("ENV-1", "PIPE-9", "RTY-3")
+@pytest.mark.parametrize("agent", ["bob", "bert"])
+async def test_nobody_can_speak_first_under_the_id_of_another(world: World, agent: str) -> None:
+    """A gateway that knows the id of a message uses it for one of its own. The message arrives, the other does not."""
+    a = await world.add("node-a", "ada")
+    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob", "bert")
+    event_id = await a.send("bob", text="the real one")
+    await _overtaken(a, s, b, _says(s, "sue", agent, event_id=event_id))
+    assert a.states(event_id) == {"bob": DeliveryState.ACCEPTED}
+    assert [each.source_node_id for each in b.store.backlog("bob")] == ["node-a"]
+    assert b.inbox("bert") == []
+    assert b.incidents() == ["forged_id"]
+
+
+@pytest.mark.req("ENV-1", "TASK-5")
+async def test_nobody_can_start_a_task_under_the_id_of_another(world: World) -> None:
+    """The id of a task can be read by whoever mirrors it. Its requester is not told that it is somebody else's."""
+    a = await world.add("node-a", "ada")
+    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob")
+    offer = _asks(a, "ada", "bob", event_id=a.ids.make(EventId), task_id=a.ids.make(TaskId))
+    await a.post(offer)
+    await _overtaken(a, s, b, _asks(s, "sue", "bob", event_id=s.ids.make(EventId), task_id=offer.payload.task_id))
+    assert a.states(offer.event_id) == {"bob": DeliveryState.ACCEPTED}
+    task = b.store.task(offer.payload.task_id)
+    assert task is not None
+    assert task.requester_node_id == "node-a"
+    assert b.incidents() == ["forged_id"]
+
+
+@pytest.mark.req("PIPE-9", "ACK-2")
+@pytest.mark.parametrize("agent", ["bob", "bert"])
+async def test_who_speaks_first_under_an_id_of_another_make_is_noticed(world: World, agent: str) -> None:
+    """Such an id does not tell whose it is. The sender is not told that its mail was accepted; somebody hears why."""
+    a = await world.add("node-a", "ada")
+    s = await world.add("node-s", "sue", tier=NodeTier.BACKBONE)
+    b = await world.add("node-b", "bob", "bert")
+    event_id = await a.send("bob", text="the real one", event_id=an_event_id("of another make"))
+    await _overtaken(a, s, b, _says(s, "sue", agent, event_id=event_id))
     assert b.incidents() == ["event_id_taken"]
     assert a.states(event_id) == {"bob": DeliveryState.EMITTED}
     assert len(b.inbox("bob")) == (1 if agent == "bob" else 0)

@@ -7,8 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.frames import Credit, Events, Subscribe
+from agentpost.protocol.ids import derived_event_id
 from agentpost.protocol.payloads import AckType
 from agentpost.store.values import CHAIN_START
+from agentpost.world import SystemClock
 from tests.edges.attacked import AttackedMesh, attacked_mesh
 from tests.edges.lying import Liar, LiarLink
 
@@ -55,6 +57,18 @@ def test_an_event_in_the_name_of_another_gateways_agent_reaches_nobody(mesh: Att
         link.say(liar.message("builder", source_agent_id=agent), liar.message("clerk", source_agent_id=agent))
         link.sync()
     mesh.expect_incident(liar, "forged_sender")
+    mesh.expect_unharmed()
+
+
+@pytest.mark.req("ENV-1", "RTY-3")
+def test_an_event_under_the_id_of_another_gateway_reaches_nobody(mesh: AttackedMesh) -> None:
+    """A member says something of its own under an id that mbp-jane made: what mbp-jane says under it has its place."""
+    liar = mesh.liar()
+    with liar.link() as link:
+        squatted = derived_event_id(b"a message of architect", time_ms=SystemClock().now_ms(), node_id="mbp-jane")
+        link.say(liar.message("builder", event_id=squatted))
+        link.sync()
+    mesh.expect_incident(liar, "forged_id")
     mesh.expect_unharmed()
 
 

@@ -16,6 +16,9 @@ from agentpost.protocol.ids import (
     TaskId,
     UlidSource,
     corr_id_of,
+    derived_event_id,
+    mark_in,
+    mark_of,
     next_ulid,
     parse_id,
     ulid_time_ms,
@@ -152,6 +155,16 @@ def test_ids_of_other_makes_are_read():
 def test_a_conversation_is_named_after_its_first_event():
     """The corrId of a first message is its own ULID, so that a repeat gets the same one."""
     assert corr_id_of(EventId("evt_" + ULID)) == "corr_" + ULID
+
+
+@given(node_id=st.text(max_size=64), time_ms=clocks, seed=st.binary(max_size=64))
+def test_an_id_tells_whose_it_is(node_id: str, time_ms: int, seed: bytes):
+    """The mark of a node stands in its ids, which are ULIDs as all others are."""
+    made = derived_event_id(seed, time_ms=time_ms, node_id=node_id)
+    assert mark_in(made) == mark_of(node_id)
+    assert mark_of(node_id) != mark_of(node_id + "2")
+    assert parse_id(EventId, made, field="id") == made
+    assert ulid_time_ms(made) == time_ms
 
 
 @pytest.mark.parametrize("text", ["", "evt_", "evt_IIIIIIIIIIIIIIIIIIIIIIIIII", "evt_8" + "0" * 25, "evt_" + "z" * 26])

@@ -57,7 +57,7 @@ class Engine:
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
     ) -> None:
         policy = policy or DeliveryPolicy()
-        self.ids = ids = IdMaker(clock, chance)
+        self.ids = ids = IdMaker(clock, chance, node_id=store.node_id)
         secrets = AgentSecrets(signing, chance)
 
         def runtime_of(agent: LocalAgent) -> Runtime:

@@ -119,7 +119,7 @@ class Forwarder:
 
 def _event_id(node_id: str, message: MailboxMessage) -> EventId:
     seed = msgspec.json.encode((node_id, message.to, message.sender, message.msg_id, message.created_at))
-    return derived_event_id(seed, time_ms=message.created_at * 1000)
+    return derived_event_id(seed, time_ms=message.created_at * 1000, node_id=node_id)
 
 
 def _beside(message: MailboxMessage) -> _Beside:

@@ -21,10 +21,11 @@ from agentpost.protocol.envelope import (
     Event,
     ReplyEvent,
     SignalEvent,
+    TaskCreateEvent,
     is_engaged_by,
 )
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import EventId
+from agentpost.protocol.ids import EventId, mark_in, mark_of
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.recipients import recipients_of
@@ -88,9 +89,15 @@ class _Reading(Struct, kw_only=True):
     unreadable: list[Unreadable] = []
     changes: list[Change] = []
     blobs: list[NewBlob] = []
-    forged: list[Event] = []
+    # With the kind of the incident.
+    forged: list[tuple[str, Event]] = []
     signals: list[SignalEvent] = []
     settled_by_ms: int | None = None
+
+    def forge(self, kind: str, event: Event, raw: bytes) -> None:
+        """Note what is not the source's to say: it has its place in the stream, and nobody gets it."""
+        self.forged.append((kind, event))
+        self.events.append(Inbound(event=event, raw=raw))
 
 
 def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail]]:
@@ -124,6 +131,8 @@ class Intake:
         self._policy = policy or DeliveryPolicy()
         self._on_blobs = on_blobs
         self._task_desk = TaskDesk(store, maker=maker)
+        # Whose ids can be told from those of others: the marks of all nodes, as of one look at the room.
+        self._marked: tuple[RoomSnapshot | None, frozenset[str]] = (None, frozenset())
 
     async def take(self, batch: Batch) -> Taken:
         """Accept the batch, or refuse it and change nothing; then wake whoever waits for what it brought."""
@@ -135,8 +144,7 @@ class Intake:
             raise
         if reading.forged:
             # A flood of forged events is one story, and the first of them tells it.
-            first, forged = reading.forged[0], len(reading.forged)
-            kind = "forged_ack" if isinstance(first, AckEvent | ReplyEvent) else "forged_sender"
+            (kind, first), forged = reading.forged[0], len(reading.forged)
             await self.report(kind, batch.source_node_id, corr_id=first.corr_id, eventId=first.event_id, forged=forged)
         kept = 0 if batch.mirror is None else len(batch.mirror.events)
         if reading.changes and self._store.promises(len(reading.events) + kept):
@@ -159,7 +167,7 @@ class Intake:
         self._wakeups.batch_taken(accepted)
         await self._report_strangers(batch.source_node_id, accepted.orphans)
         if accepted.taken_ids:
-            # Whoever knows an id, a mirror say, could say something else under it first. The sender gets no ACK.
+            # An id that does not tell whose it is may be used first by whoever knows it. The sender gets no ACK.
             await self.report("event_id_taken", batch.source_node_id, eventId=accepted.taken_ids[0])
         if accepted.new or accepted.closed:
             # The ACKs stand in our own outbox now (PIPE-2). Agents that are quick have more to say in a moment.
@@ -198,6 +206,7 @@ class Intake:
         room = self._room.snapshot()
         now_ms = self._clock.now_ms()
         reading = _Reading()
+        mark = mark_of(source)
         for raw, event in zip(batch.raws, read_events(batch.raws), strict=True):
             if isinstance(event, Unreadable):
                 reading.unreadable.append(event)
@@ -209,6 +218,10 @@ class Intake:
                     field="sourceNodeId",
                     corr_id=event.corr_id,
                 )
+            if (mark_in(event.event_id) != mark or type(event) is TaskCreateEvent) and self._is_misnamed(event, room):
+                # Taken, it would stand in the way of what the other says under that id.
+                reading.forge("forged_id", event, raw)
+                continue
             if type(event) is AckEvent:
                 self._hear(event, raw, reading, room, now_ms)
                 continue
@@ -218,9 +231,8 @@ class Intake:
                 if agent_id in local and is_engaged_by(event, agent_id=agent_id, node_id=node_id)
             }
             if (acks or isinstance(event, ReplyEvent)) and self._is_forged(event, source, room):
-                # It has its place in the stream, and no agent gets it. An honest one is sent again, and taken then.
-                reading.forged.append(event)
-                reading.events.append(Inbound(event=event, raw=raw, acks={}))
+                # An honest one is sent again, and taken then.
+                reading.forge("forged_ack" if isinstance(event, ReplyEvent) else "forged_sender", event, raw)
                 continue
             desk: Desk | None = None
             if acks and type(event) in TASK_EVENTS:
@@ -242,8 +254,7 @@ class Intake:
         known = room.agents.get(said.acked_by_agent_id)
         is_of_owner = known is not None and known.owner_node_id == source == said.acked_by_node_id
         if not is_of_owner and self._is_forged(ack, source, room):
-            reading.forged.append(ack)
-            reading.events.append(Inbound(event=ack, raw=raw))
+            reading.forge("forged_ack", ack, raw)
             return
         is_answer = said.ref_kind is Kind.TASK_ACCEPT and concerns_a_task(ack)
         reading.events.append(Inbound(event=ack, raw=raw, desk=Desk() if is_answer else None))
@@ -264,6 +275,14 @@ class Intake:
                 reason=said.reason,
             )
         )
+
+    def _is_misnamed(self, event: Event, room: RoomSnapshot) -> bool:
+        """Whether the event, or the task that it starts, has an id that another node made (ENV-1)."""
+        names = (event.event_id, event.payload.task_id) if isinstance(event, TaskCreateEvent) else (event.event_id,)
+        strange = {mark_in(name) for name in names} - {mark_of(event.source_node_id)}
+        if strange and room is not self._marked[0]:
+            self._marked = room, frozenset(map(mark_of, (self._store.node_id, *room.nodes)))
+        return not strange.isdisjoint(self._marked[1])
 
     def _is_forged(self, event: Event, source: str, room: RoomSnapshot) -> bool:
         """Whether the source speaks for an agent of somebody else (ENV-8, PIPE-2).

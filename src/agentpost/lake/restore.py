@@ -121,7 +121,7 @@ class _Restoring:
         self._now_ms = clock.now_ms()
         self._policy = policy
         self._is_complete = is_complete
-        ids = IdMaker(clock, chance)
+        ids = IdMaker(clock, chance, node_id=node_id)
         self._maker = EventMaker(node_id=node_id, clock=clock, ids=ids)
         self._new_epoch = new_epoch(ids)
         self._told = Recalled(lake, node_id, now_ms=self._now_ms, policy=policy, lost_at_ms=lost_at_ms)

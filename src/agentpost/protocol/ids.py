@@ -2,10 +2,14 @@
 
 Pure: the time and the chance of a new id are arguments. `UlidSource` only remembers the last one, so that ids made
 within one millisecond, or while the clock steps back, still sort in the order they were made.
+
+Half of the chance of an event's id is the mark of the node that made it: nobody else can speak under it first
+(docs/decisions/0017).
 """
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, NewType, TypeVar
 
@@ -22,6 +26,8 @@ __all__ = [
     "UlidSource",
     "corr_id_of",
     "derived_event_id",
+    "mark_in",
+    "mark_of",
     "next_ulid",
     "parse_id",
     "ulid_time_ms",
@@ -48,6 +54,7 @@ _PREFIX: Final[dict[object, str]] = {
 }
 
 ENTROPY_BYTES: Final = 10
+MARK_BYTES: Final = 5
 _ENTROPY_BITS: Final = 8 * ENTROPY_BYTES
 _TIME_BITS: Final = 48
 _LAST_ULID: Final = (1 << 128) - 1
@@ -92,9 +99,26 @@ def corr_id_of(event_id: EventId) -> CorrId:
     return CorrId("corr_" + event_id[4:])
 
 
-def derived_event_id(seed: bytes, *, time_ms: int) -> EventId:
+def node_mark(node_id: str) -> bytes:
+    """What stands in the ids of this node. The name decides it: that is given by whoever invites, not chosen."""
+    return sha256(node_id.encode("utf-8", "surrogatepass")).digest()[:MARK_BYTES]
+
+
+@lru_cache(maxsize=4096)
+def mark_of(node_id: str) -> str:
+    """The mark of a node as it stands in the text of its ids."""
+    return mark_in(_to_text(int.from_bytes(node_mark(node_id), "big") << 8 * (ENTROPY_BYTES - MARK_BYTES)))
+
+
+def mark_in(text: str) -> str:
+    """Where the mark of an id stands. Ids of other makes have chance there."""
+    return text[-16:-8]
+
+
+def derived_event_id(seed: bytes, *, time_ms: int, node_id: str | None = None) -> EventId:
     """The id of an event that is made from something else: from the same thing and time it is always the same."""
-    chance = int.from_bytes(sha256(seed).digest()[:ENTROPY_BYTES], "big")
+    mark = b"" if node_id is None else node_mark(node_id)
+    chance = int.from_bytes((mark + sha256(seed).digest())[:ENTROPY_BYTES], "big")
     time = min(max(time_ms, 0), (1 << _TIME_BITS) - 1)
     return EventId(_PREFIX[EventId] + _to_text(time << _ENTROPY_BITS | chance))
 
