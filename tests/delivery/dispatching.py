@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from agentpost.delivery.content import encode_content
 from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
@@ -18,6 +19,7 @@ from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.envelope import AckEvent, Event, MessageEvent, ReplyEvent
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType
+from agentpost.store.blobs import SealedBlob
 from agentpost.store.interface import Store
 from agentpost.store.values import Acceptance, Inbound, LedgerState, LocalAgent
 from agentpost.testing import START_MS, FakeClock, FixedRoom, SeededChance, a_message
@@ -162,6 +164,23 @@ class Gateway:
             Content(body=f"{sender} {number}"), event_id=event.event_id, to_nodes=(NODE,)
         )
         return replace(event, to_nodes=(NODE,), payload=replace(event.payload, sealed=sealed, body=None))
+
+    def large_message(self, number: int) -> tuple[MessageEvent, SealedBlob]:
+        """A message whose content is too large for its event, and what it says, sealed: "large"."""
+        event = self.message(number)
+        encoded = encode_content(Content(body="large"))
+        ref, blob = self.sealer_of(PEER).seal_blob(encoded, event_id=event.event_id, to_nodes=(NODE,))
+        return replace(event, payload_ref=ref, payload=replace(event.payload, sealed=None)), blob
+
+    async def fetch_content(self, sealed: SealedBlob, *agent_ids: str) -> None:
+        """The content of a large message has come, and the agents that waited for it are woken."""
+        sha256 = sealed.blob.sha256
+        await self.store.begin_blob(replace(sealed.blob, complete=False), at_ms=self.clock.now_ms())
+        for part, chunk in enumerate(sealed.chunks):
+            await self.store.put_chunk(sha256, part, chunk)
+        await self.store.complete_blob(sha256)
+        for agent_id in agent_ids:
+            self.wakeups.inbox_grew(agent_id)
 
     async def arrive(self, *events: AnyEvent) -> list[AnyEvent]:
         """What the peer sent is accepted here, all of it in one batch, and the agents are woken."""

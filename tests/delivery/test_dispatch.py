@@ -12,7 +12,7 @@ from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.backoff import RetryPolicy
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
-from agentpost.protocol.payloads import AckType, Kind, PayloadRef
+from agentpost.protocol.payloads import AckType, Kind
 from agentpost.store.values import Outcome
 from agentpost.testing import START_MS, a_reply
 from tests.delivery.dispatching import (
@@ -435,12 +435,7 @@ async def test_content_that_is_still_on_its_way_spends_no_attempt(gateway: Gatew
     ada = Scripted()
     await gateway.hire("ada", ada)
     gateway.start(policy=EXACT)
-    ref, blob = gateway.sealer_of(PEER).seal_blob(
-        b"\x81\xa4body\xa5large", event_id=gateway.message(1).event_id, to_nodes=(NODE,)
-    )
-    assert isinstance(ref, PayloadRef)
-    large = gateway.message(1)
-    large = replace(large, payload_ref=ref, payload=replace(large.payload, sealed=None))
+    large, content = gateway.large_message(1)
     (event,) = await gateway.arrive(large)
     for _ in range(EXACT.max_attempts + 2):
         before = gateway.store.ledger_entry(event.event_id, "ada")
@@ -454,11 +449,7 @@ async def test_content_that_is_still_on_its_way_spends_no_attempt(gateway: Gatew
         gateway.pass_time(15_000)
     assert ada.engaged == []
 
-    await gateway.store.begin_blob(replace(blob.blob, complete=False), at_ms=START_MS)
-    for part, chunk in enumerate(blob.chunks):
-        await gateway.store.put_chunk(ref.sha256, part, chunk)
-    await gateway.store.complete_blob(ref.sha256)
-    gateway.wakeups.inbox_grew("ada")
+    await gateway.fetch_content(content, "ada")
     await gateway.settled(event)
     assert [(engagement.content.body, engagement.attempt) for engagement in ada.engaged] == [("large", 1)]
 

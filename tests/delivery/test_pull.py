@@ -301,3 +301,17 @@ async def test_mail_that_was_settled_otherwise_leaves_no_lease_behind(
     assert pull.lease_count <= 8
     # The lease of what is still with the agent is among them.
     assert await pull.fetch("ada") == []
+
+
+@pytest.mark.req("PIPE-5")
+async def test_content_that_comes_late_is_fetched_when_it_is_here(gateway: Gateway) -> None:
+    """Whoever waits for mail gets a large message as soon as its content is here, and it costs no attempt before."""
+    pull = a_pull(gateway)
+    large, content = gateway.large_message(1)
+    await gateway.arrive(large)
+    assert await pull.fetch("ada") == []
+    waiting = asyncio.ensure_future(pull.fetch("ada", wait_seconds=60))
+    await turn_the_loop()
+    await gateway.fetch_content(content, "ada")
+    (fetched,) = await asyncio.wait_for(waiting, 10)
+    assert (fetched.content.body, fetched.attempt) == ("large", 1)

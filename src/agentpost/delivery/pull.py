@@ -16,8 +16,9 @@ from typing import Any, Final, TypeVar
 from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.ports import Engagement, Result, Wakeups
-from agentpost.delivery.turns import Begun, Held, Turns
+from agentpost.delivery.turns import Begun, Held, Hold, Turns
 from agentpost.protocol.codec import decode_event
+from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.store.interface import Store
@@ -61,6 +62,8 @@ class Pull:
         self._tidy_above = _FEW_LEASES
         # The same for mail that was given back: its time of day in the ledger, and when that is.
         self._retries: dict[tuple[EventId, str], tuple[int, int]] = {}
+        # Mail whose content had not come when somebody wanted to fetch it, and where that is kept.
+        self._without_content: dict[tuple[EventId, str], str] = {}
         self._taking: set[tuple[EventId, str]] = set()
         # Those who wait for mail, by agent; nobody, once the gateway stops.
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -195,11 +198,18 @@ class Pull:
         pairs = [(item.entry.event_id, item.entry.to_agent_id) for item in items]
         self._taking.update(pairs)
         try:
-            begun = await asyncio.gather(*(self._begin(item, agent) for item in items))
+            events = [decode_event(item.raw) for item in items]
+            begun = await asyncio.gather(
+                *(self._begin(event, item.entry, agent) for event, item in zip(events, items, strict=True))
+            )
         finally:
             self._taking.difference_update(pairs)
             for pair in pairs:
                 self._retries.pop(pair, None)
+                self._without_content.pop(pair, None)
+        for pair, event, turn in zip(pairs, events, begun, strict=True):
+            if isinstance(turn, Held) and turn.hold is Hold.WAITS and event.payload_ref is not None:
+                self._without_content[pair] = event.payload_ref.sha256
         fetched = [turn.engagement for turn in begun if isinstance(turn, Begun)]
         over_at_ms = self._clock.monotonic_ms() + _lease_ms(agent)
         self._leases.update(((each.event_id, each.to_agent_id), over_at_ms) for each in fetched)
@@ -208,27 +218,24 @@ class Pull:
 
     @property
     def lease_count(self) -> int:
-        return len(self._leases) + len(self._retries)
+        return len(self._leases) + len(self._retries) + len(self._without_content)
 
     def _tidy(self) -> None:
         """Forget mail that was settled past this, by a reply by hand, say. Now and then: it costs a look at each."""
         if self.lease_count <= self._tidy_above:
             return
-        for kept in (self._leases, self._retries):
+        for kept in (self._leases, self._retries, self._without_content):
             for pair in tuple(kept):
                 entry = self._store.ledger_entry(*pair)
                 if entry is None or entry.state is LedgerState.SETTLED:
                     del kept[pair]
         self._tidy_above = max(_FEW_LEASES, 2 * self.lease_count)
 
-    def _begin(self, item: BacklogItem, agent: LocalAgent) -> Awaitable[Begun | Held]:
-        entry = item.entry
+    def _begin(self, event: Event, entry: LedgerEntry, agent: LocalAgent) -> Awaitable[Begun | Held]:
         error = entry.error
         if entry.state is LedgerState.ENGAGED:
             error = "the agent fetched it and did not settle it in time"
-        return self._turns.begin(
-            decode_event(item.raw), agent.agent_id, attempts=entry.attempts, error=error, lease_ms=_lease_ms(agent)
-        )
+        return self._turns.begin(event, agent.agent_id, attempts=entry.attempts, error=error, lease_ms=_lease_ms(agent))
 
     def _is_free(self, entry: LedgerEntry, agent: LocalAgent) -> bool:
         pair = (entry.event_id, entry.to_agent_id)
@@ -240,6 +247,8 @@ class Pull:
     def _free_in_ms_of(self, entry: LedgerEntry, agent: LocalAgent) -> int:
         """How long until mail can be fetched: until it is due, or until the lease of who has it is over."""
         if entry.state is not LedgerState.ENGAGED:
+            if self._has_content_come(entry):
+                return 0
             said_ms, at_ms = self._retries.get((entry.event_id, entry.to_agent_id), (None, 0))
             if said_ms == entry.due_at_ms:
                 return at_ms - self._clock.monotonic_ms()
@@ -250,6 +259,12 @@ class Pull:
         # Leases of before stand in no ledger, nor do turns of other runtimes that an agent had before it fetched.
         begun_ms = (entry.engaged_at_ms or 0) + _lease_ms(agent) if agent.runtime == PULL else 0
         return max(begun_ms, entry.due_at_ms) - self._clock.now_ms()
+
+    def _has_content_come(self, entry: LedgerEntry) -> bool:
+        """Whether what the mail waited for is here: then it need not wait for the time that was set for that."""
+        sha256 = self._without_content.get((entry.event_id, entry.to_agent_id))
+        blob = None if sha256 is None else self._store.blob(sha256)
+        return blob is not None and blob.complete
 
     def _expect_agent(self, agent_id: str) -> LocalAgent:
         agent = expect_local_agent(self._store, agent_id)
