@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agentpost.delivery.sealing import MAX_CONTENT_BYTES
 from agentpost.edges.cli import mail
 from agentpost.protocol.errors import Refusal
 from tests.edges.meshing import eventually
@@ -76,12 +77,13 @@ def test_the_same_in_words(gateway: RunningGateway) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_with_what_can_be_done(gateway: RunningGateway) -> None:
-    """The limit is named, and nothing that the command does not have."""
+    """The limit is named, what to do about it, and nothing that the command does not have."""
     send = words(gateway, "send", "-", "--from", "architect", "--to", "builder")
     command = [sys.executable, "-m", "agentpost", *send]
-    shown = subprocess.run(command, input="x" * 20_000_000, capture_output=True, text=True, env=dict(os.environ))
+    shown = subprocess.run(command, input="x" * 70_000_000, capture_output=True, text=True, env=dict(os.environ))
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "too_large: a call has at most 10,000,000 bytes" in shown.stderr
+    assert "too_large: the content has 7000" in shown.stderr
+    assert f"; {MAX_CONTENT_BYTES} is the most" in shown.stderr
     assert "in parts, or say where it can be fetched" in shown.stderr
 
 

@@ -1,6 +1,7 @@
 """Blobs: sealed content in chunks that can be fetched one by one, and counts only when its bytes are right."""
 
 import hashlib
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,25 @@ def test_what_was_sealed_opens_with_its_key(size: int) -> None:
     assert open_blob(sealed.chunks, KEY) == content
     assert hashlib.sha256(b"".join(sealed.chunks)).hexdigest() == sealed.blob.sha256
     assert sealed.blob.size_bytes == sum(map(len, sealed.chunks))
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 5, CHUNK_BYTES - 4, CHUNK_BYTES, 2 * CHUNK_BYTES - 5])
+def test_what_goes_before_the_content_is_sealed_with_it(size: int) -> None:
+    """The same chunks as if both had been one from the start."""
+    content = SeededChance(size).entropy(size)
+    assert seal_blob(content, KEY, after=b"first") == seal_blob(b"first" + content, KEY)
+
+
+def test_sealing_takes_no_more_memory_than_what_it_makes() -> None:
+    """Large content is encrypted piece by piece from where it is, and not copied to be cut."""
+    content = bytes(64 * CHUNK_BYTES)
+    tracemalloc.start()
+    try:
+        sealed = seal_blob(content, KEY, after=bytes(32))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(content) < sealed.blob.size_bytes < peak_bytes < 1.1 * len(content)
 
 
 @pytest.mark.req("PIPE-5")

@@ -94,7 +94,7 @@ class Sealer:
         drawn = self._chance.entropy(KEY_BYTES + NONCE_BYTES)
         key, nonce = drawn[:KEY_BYTES], drawn[KEY_BYTES:]
         keys = self._wrapper.wrap(key, nonce, to_nodes=to_nodes, bound_to=_bound_to(event_id, self._node_id))
-        sealed = seal_blob(_COMMITMENT + encoded, key)
+        sealed = seal_blob(encoded, key, after=_COMMITMENT)
         blob = sealed.blob
         return PayloadRef(sha256=blob.sha256, size_bytes=blob.size_bytes, suite=SUITE, keys=keys), sealed
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from agentpost.edges.operator_client import Query, answer_of, not_utf8, unreached
+from agentpost.edges.operator_client import Query, answer_of, not_utf8, seconds_for, unreached
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
@@ -60,13 +60,14 @@ class AsyncOperatorClient:
         if self._http.is_closed:
             raise Refusal(Code.UNAVAILABLE, "this client was closed")
         try:
+            content = None if body is None else msgspec.json.encode(body)
             response = await self._http.request(
                 method,
                 path,
-                content=None if body is None else msgspec.json.encode(body),
+                content=content,
                 headers=None if body is None else {"content-type": "application/json"},
                 params=query,
-                timeout=_TIMEOUT_SECONDS + wait_seconds,
+                timeout=_TIMEOUT_SECONDS + wait_seconds + seconds_for(content or b""),
             )
         except UnicodeEncodeError:
             raise not_utf8() from None

@@ -15,10 +15,11 @@ import msgspec
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["OperatorClient", "Query", "answer_of", "not_utf8", "path_of", "unreached"]
+__all__ = ["OperatorClient", "Query", "answer_of", "not_utf8", "path_of", "seconds_for", "unreached"]
 
 _TIMEOUT_SECONDS: Final = 10.0
 _READ_BYTES: Final = 64 * 1024
+_SLOW_DISK_BYTES_A_SECOND: Final = 2 * 1024 * 1024
 _UNREACHED: Final = (OSError, http.client.HTTPException)
 
 Query = Mapping[str, str | int | float | bool]
@@ -96,8 +97,15 @@ class _Connection(http.client.HTTPConnection):
             content = None if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError:
             raise not_utf8() from None
+        if content is not None:
+            self.timeout = (self.timeout or 0) + seconds_for(content)
         self.request(method, url, content, {} if body is None else {"content-type": "application/json"})
         return self.getresponse()
+
+
+def seconds_for(content: bytes) -> float:
+    """How much longer than usual a gateway may take because so much is said: it has to get to the disk."""
+    return len(content) / _SLOW_DISK_BYTES_A_SECOND
 
 
 def _lines_of(response: http.client.HTTPResponse) -> Generator[bytes]:

@@ -44,10 +44,13 @@ class SealedBlob(Struct, frozen=True, kw_only=True):
     chunks: tuple[bytes, ...]
 
 
-def seal_blob(content: bytes, key: bytes) -> SealedBlob:
-    """Encrypt `content` with a key that is used for nothing else."""
+def seal_blob(content: bytes, key: bytes, *, after: bytes = b"") -> SealedBlob:
+    """Encrypt `content`, with the few bytes of `after` before it, with a key that is used for nothing else."""
     cipher = AESGCM(key)
-    pieces = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)] or [b""]
+    # Content is large: it is looked at where it is, and not copied to be cut.
+    begun = CHUNK_BYTES - len(after)
+    rest = memoryview(content)[begun:]
+    pieces = [after + content[:begun], *(rest[at : at + CHUNK_BYTES] for at in range(0, len(rest), CHUNK_BYTES))]
     chunks = tuple(cipher.encrypt(_nonce(part), piece, _place(part, len(pieces))) for part, piece in enumerate(pieces))
     digest = hashlib.sha256()
     for data in chunks:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from agentpost.delivery.agents import shown_options
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
+from agentpost.edges.http.parameters import CARRIES_CONTENT
 from agentpost.edges.operations.status import KnownAgent, known_agents
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.snapshot import Failover
@@ -114,7 +115,11 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return await engine.pull.fetch(agent_id, data.limit, wait_seconds=data.wait_seconds)
 
     @post(
-        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/settle", status_code=200, summary="Settle", tags=["pull"]
+        "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/settle",
+        status_code=200,
+        summary="Settle",
+        tags=["pull"],
+        **CARRIES_CONTENT,
     )
     async def settle(agent_id: str, event_id: str, data: Annotated[Settle, Body()]) -> dict[str, bool]:
         """Say what became of a message. The first word counts."""

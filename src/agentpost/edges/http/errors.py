@@ -9,6 +9,8 @@ from litestar.exceptions import HTTPException, ValidationException
 from agentpost.auth.external.keys import ALGORITHMS
 from agentpost.auth.external.refusals import Unproven
 from agentpost.auth.limits import RateLimited
+from agentpost.delivery.sealing import MAX_CONTENT_BYTES
+from agentpost.edges.http.parameters import MAX_CONTENT_CALL_BYTES
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["EXCEPTION_HANDLERS", "headers_of"]
@@ -39,7 +41,10 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     code = _CODES.get(error.status_code, Code.MALFORMED)
     message, hint = error.detail or code.value, None
     if code is Code.TOO_LARGE:
-        message = f"a call has at most {request.route_handler.resolve_request_max_body_size():,} bytes"
+        most_bytes = request.route_handler.resolve_request_max_body_size()
+        message = f"a call has at most {most_bytes:,} bytes"
+        if most_bytes == MAX_CONTENT_CALL_BYTES:
+            message += f", and what it says at most {MAX_CONTENT_BYTES:,}"
     elif error.status_code == 405:
         hint = f"{request.method} is not a method of this path."
     elif error.status_code == 404:

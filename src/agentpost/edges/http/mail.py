@@ -17,7 +17,7 @@ from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
-from agentpost.edges.http.parameters import HIGHEST_SEQ
+from agentpost.edges.http.parameters import CARRIES_CONTENT, HIGHEST_SEQ
 from agentpost.edges.operations.mail import request_of
 from agentpost.edges.operations.messages import Outgoing
 from agentpost.protocol.ids import EventId
@@ -50,7 +50,7 @@ class Resolve(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
 def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     """The routes of one gateway's mail."""
 
-    @post("/ansible/messages", status_code=202, summary="Send a message", tags=["mail"])
+    @post("/ansible/messages", status_code=202, summary="Send a message", tags=["mail"], **CARRIES_CONTENT)
     async def send(data: Annotated[NewMessage, Body()]) -> Receipt:
         """Answered once the message is durable. It says who gets it, who of them is away, and what each has waiting."""
         return await engine.publisher.send(request_of(engine, data.from_agent_id, data))
@@ -76,6 +76,7 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         status_code=202,
         summary="Answer a message",
         tags=["mail"],
+        **CARRIES_CONTENT,
     )
     async def reply(agent_id: str, event_id: str, data: Annotated[NewReply, Body()]) -> Answered:
         """Answered once the reply is durable. A message that was still open is settled by it."""

@@ -10,6 +10,7 @@ from litestar.params import Body
 from msgspec import Struct
 
 from agentpost.auth.external.scopes import SCOPES
+from agentpost.edges.http.parameters import CARRIES_CONTENT
 from agentpost.edges.operations import Caller, Desk, run_operation
 from agentpost.gateway import Gateway
 
@@ -30,7 +31,13 @@ class OperationAnswer(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def operation_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
-    @post("/ansible/agents/{agent_id:str}/operations", status_code=200, summary="Call an operation", tags=["agents"])
+    @post(
+        "/ansible/agents/{agent_id:str}/operations",
+        status_code=200,
+        summary="Call an operation",
+        tags=["agents"],
+        **CARRIES_CONTENT,
+    )
     async def operations(agent_id: str, data: Annotated[OperationCall, Body()]) -> OperationAnswer:
         """Any tool of OPS-1, for one agent. Who can open the socket may call all of them."""
         caller = Caller(agent_id=agent_id, scopes=frozenset(SCOPES), ended=asyncio.Event(), is_local=True)

@@ -12,6 +12,7 @@ from litestar.params import Body, Parameter
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from agentpost.edges.http.parameters import CARRIES_CONTENT
 from agentpost.edges.operations.tasks import Claim, Complete, Fail, Update
 from agentpost.gateway import Gateway
 from agentpost.store.values import TasksRebuilt
@@ -56,12 +57,18 @@ class Rebuild(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
 def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
     """The routes of one gateway's tasks."""
 
-    @post("/ansible/tasks", status_code=202, summary="Create a task", tags=["tasks"])
+    @post("/ansible/tasks", status_code=202, summary="Create a task", tags=["tasks"], **CARRIES_CONTENT)
     async def create(data: Annotated[NewTask, Body()]) -> Offered:
         """Answered once the task is durable here. With several targets the first one that claims it has it."""
         return await gateway.office.tasks.create(data)
 
-    @post("/ansible/tasks/each", status_code=202, summary="Create a task for each target", tags=["tasks"])
+    @post(
+        "/ansible/tasks/each",
+        status_code=202,
+        summary="Create a task for each target",
+        tags=["tasks"],
+        **CARRIES_CONTENT,
+    )
     async def create_each(data: Annotated[NewTask, Body()]) -> list[Offered]:
         """For work that all targets have to do: one task for each of them, in one conversation."""
         return await gateway.office.tasks.create_each(data)
@@ -82,22 +89,38 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         """Where it stands, and what was said about it."""
         return gateway.office.tasks.show(task_id)
 
-    @post("/ansible/tasks/{task_id:str}/claim", status_code=200, summary="Claim a task", tags=["tasks"])
+    @post(
+        "/ansible/tasks/{task_id:str}/claim", status_code=200, summary="Claim a task", tags=["tasks"], **CARRIES_CONTENT
+    )
     async def claim(task_id: str, data: Annotated[ClaimTask, Body()]) -> Moved:
         """Accept it, with an ETA. While the verdict is `pending` the work must not begin."""
         return await gateway.office.tasks.claim(task_id, **asdict(data))
 
-    @post("/ansible/tasks/{task_id:str}/update", status_code=200, summary="Report progress", tags=["tasks"])
+    @post(
+        "/ansible/tasks/{task_id:str}/update",
+        status_code=200,
+        summary="Report progress",
+        tags=["tasks"],
+        **CARRIES_CONTENT,
+    )
     async def update(task_id: str, data: Annotated[UpdateTask, Body()]) -> Moved:
         """How it goes, and when it will be done if that has changed. Only who accepted it may."""
         return await gateway.office.tasks.update(task_id, **asdict(data))
 
-    @post("/ansible/tasks/{task_id:str}/complete", status_code=200, summary="Complete a task", tags=["tasks"])
+    @post(
+        "/ansible/tasks/{task_id:str}/complete",
+        status_code=200,
+        summary="Complete a task",
+        tags=["tasks"],
+        **CARRIES_CONTENT,
+    )
     async def complete(task_id: str, data: Annotated[CompleteTask, Body()]) -> Moved:
         """The requester always hears of it. Output that breaks the contract of the capability is refused."""
         return await gateway.office.tasks.complete(task_id, **asdict(data))
 
-    @post("/ansible/tasks/{task_id:str}/fail", status_code=200, summary="Fail a task", tags=["tasks"])
+    @post(
+        "/ansible/tasks/{task_id:str}/fail", status_code=200, summary="Fail a task", tags=["tasks"], **CARRIES_CONTENT
+    )
     async def fail(task_id: str, data: Annotated[FailTask, Body()]) -> Moved:
         """The requester always hears of it."""
         return await gateway.office.tasks.fail(task_id, **asdict(data))
