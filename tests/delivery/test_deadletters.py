@@ -167,6 +167,22 @@ async def test_what_cannot_be_sent_again_stays_with_the_reason(desk: Desk, lette
     assert desk.delivery(gone).answered_by_event_id is None
 
 
+@pytest.mark.req("RTY-7", "ACK-5")
+async def test_of_a_letter_to_several_only_what_is_sent_again_counts_as_sent(desk: Desk, letters: DeadLetters) -> None:
+    """An agent whose gateway is out of the mesh keeps its letter until it lives elsewhere; the others get theirs."""
+    event = await _die(desk, "bob", "carl")
+    desk.room.add_node("node-out")
+    desk.room.add_agent("bob", "node-out")
+    desk.room.revoke("node-out")
+    done = await letters.resend(Filter(event_id=event.event_id), actor="op")
+    assert [each.to_agents for each in done.resent] == [("carl",)]
+    assert [each.to_agents for each in done.refused] == [("bob",)]
+    assert desk.delivery(event, "bob").answered_by_event_id is None
+    desk.room.add_agent("bob", OTHER)
+    done = await letters.resend(Filter(event_id=event.event_id), actor="op")
+    assert [each.to_agents for each in done.resent] == [("bob",)]
+
+
 @pytest.mark.req("RTY-7")
 async def test_dead_letters_are_purged_and_nothing_else(desk: Desk, letters: DeadLetters) -> None:
     """One, by filter, or all of them: gone for good, named in the audit, and the rest of the mail untouched."""

@@ -438,6 +438,26 @@ async def test_a_seed_keeps_what_a_reader_waits_for_even_if_it_was_left_behind(w
     assert b.incidents() == other.incidents() == []
 
 
+@pytest.mark.req("PIPE-9", "ROOM-6")
+async def test_a_seed_that_was_left_behind_does_not_wait_for_who_was_revoked(world: World) -> None:
+    """A reader that never comes back holds it up until an operator revokes it; then it begins anew by itself."""
+    seed, other, b = await _left_behind(world)
+    between = Pipe(other, seed)
+    await settle(between)
+
+    async def look_again() -> tuple[int, int]:
+        world.clock.advance(300_000)
+        await other.hub.tick()
+        await settle(between)
+        position = other.store.mirror_position("node-a")
+        assert position is not None
+        return position.floor_seq, position.last_seq
+
+    assert await look_again() == (0, 1), "bob's gateway may only be asleep"
+    world.room.revoke(b.node_id)
+    assert await look_again() == (2, 3)
+
+
 @pytest.mark.req("PIPE-9")
 async def test_a_seed_does_not_blame_another_for_what_a_source_signed(world: World) -> None:
     """One that has seen less of the outbox cannot tell that its source lies. The link between the two stays."""

@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from agentpost.edges.cli.app import make_app
+from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Refusal
 from agentpost.store.home import Home
 from tests.edges.mailing import three_machines
@@ -83,6 +84,29 @@ def test_a_task_is_delegated_to_another_machine_and_comes_back(tmp_path: Path) -
             machine.gateway.end()
             files = [each.read_bytes() for each in machine.home.rglob("agentpost.db*")]
             assert not any(b"xylophone" in content for content in files), "what is asked for stays sealed at rest"
+
+
+@pytest.mark.req("TASK-5", "TASK-6")
+def test_a_task_that_nobody_could_begin_says_so(home: Path) -> None:
+    """Two agents are offered a task, and both give up before they have claimed it: lists and `task show` tell why."""
+    for agent in ("asker", "first", "second"):
+        command(home, "agents", "add", agent)
+    made = command(home, "task", "create", "Fold it", "--from", "asker", "--to", "first", "--to", "second")
+    task_id, client = made["taskId"], OperatorClient(home)
+
+    def give_up(agent: str) -> None:
+        (got,) = client.post(f"/ansible/agents/{agent}/fetch", {"waitSeconds": 20})
+        client.post(f"/ansible/agents/{agent}/inbox/{got['eventId']}/settle", {"kind": "failed", "error": "no hands"})
+
+    give_up("first")
+    assert "offer ended" not in run(home, "task", "show", task_id).stdout, "the other may take it"
+    give_up("second")
+    eventually(lambda: command(home, "task", "show", task_id).get("offerEnded") == "failed")
+    shown = run(home, "task", "show", task_id).stdout
+    assert "created (offer ended: failed)" in shown
+    assert "Nobody has it" in shown
+    (line,) = command(home, "task", "list", "--agent", "asker", "--open")
+    assert line["offerEnded"] == "failed"
 
 
 @pytest.mark.req("TASK-3", "TASK-5", "OPS-2", "OPS-5")

@@ -1,7 +1,8 @@
 """Dead letters: to list, to look into, to send again and to purge, and all of it in the audit (RTY-7).
 
 A dead letter is an end (RTY-6), so sending it again makes a new event in the same conversation; the old one notes as
-what it was sent again.
+what it was sent again. The offer of a task that is sent again is the next round of the task (TASK-6), so whoever else
+may still claim it is offered it, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from agentpost.delivery.policy import DeliveryPolicy, ack_due_at_ms
 from agentpost.delivery.ports import Content, RoomView
 from agentpost.delivery.trace import TraceStep, trace_event
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.delivery import Delivery, has_failed
 from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
@@ -220,15 +221,13 @@ class DeadLetters:
             raise Refusal(Code.NOT_FOUND, f"the outbox has {event_id} no more", field="eventId")
         content = self._sealer.open(event)
         now_ms = self._clock.now_ms()
-        request = RouteRequest(source_agent_id=event.source_agent_id, to_agents=to_agents)
-        placement = place(request, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
-        reached = replace(
-            placement, recipients=tuple(each for each in placement.recipients if each.node_id is not None)
-        )
+        reached = self._placed(event, to_agents, now_ms)
         if not reached.recipients:
             raise Refusal(Code.NO_ROUTE, f"no gateway hosts {', '.join(to_agents)[:200]}", field="toAgents")
-        again = self._renewed(event, reached, now_ms)
-        deliveries = reached.deliveries(
+        others = self._other_takers(event)
+        everyone = self._placed(event, (*reached.to_agents, *others), now_ms) if others else reached
+        again = self._renewed(event, everyone, now_ms)
+        deliveries = everyone.deliveries(
             again, due_at_ms=ack_due_at_ms(again, now_ms=now_ms, policy=self._policy), now_ms=now_ms
         )
         # Noted in the same transaction: whatever happens, and whoever else has the same idea, it is sent again once.
@@ -238,6 +237,29 @@ class DeadLetters:
         ]
         await self._publisher.publish(again, content=content, deliveries=deliveries, resends=resends)
         return again.event_id, frozenset(reached.to_agents)
+
+    def _placed(self, event: Event, to_agents: Sequence[str], now_ms: int) -> Placement:
+        """Those of the agents that some gateway hosts."""
+        request = RouteRequest(source_agent_id=event.source_agent_id, to_agents=tuple(to_agents))
+        placed = place(request, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
+        hosted = tuple(each for each in placed.recipients if each.node_id is not None)
+        return Placement.of(hosted, rejected=placed.rejected, room=placed.room)
+
+    def _other_takers(self, event: Event) -> tuple[str, ...]:
+        """The agents whose offer of the same task is good; a refusal if a new round would take it from somebody."""
+        record = self._store.task(event.payload.task_id) if isinstance(event, TaskCreateEvent) else None
+        if record is None:
+            return ()
+        if record.create_event_id != event.event_id:
+            raise Refusal(Code.INVALID_TRANSITION, f"task {record.task_id} was offered again since", field="eventId")
+        if record.accepted_by_agent_id is not None:
+            raise Refusal(
+                Code.INVALID_TRANSITION,
+                f"task {record.task_id} is {record.state.value}, by {record.accepted_by_agent_id}",
+                field="eventId",
+                hint="Sent again, it would be taken from that agent.",
+            )
+        return tuple(each.to_agent_id for each in self._store.deliveries_of(event.event_id) if not has_failed(each))
 
     def _renewed(self, event: Event, placement: Placement, now_ms: int) -> Event:
         """The same words in a new event: its first attempt, its own time, and as long to live as the old one had."""

@@ -106,6 +106,8 @@ class Contexts:
     def _task_items(self, records: Iterable[TaskRecord], agent_id: str) -> Iterator[str]:
         for record in records:
             content, _ = self._opened(self._tasks.offer_of(record))
+            ended = self._tasks.offering.why_ended(record)
+            state = record.state.value if ended is None else f"{record.state.value}, offer ended: {ended}"
             role = Role.REQUESTER if record.requester_agent_id == agent_id else Role.WORKER
             due = "" if record.due_at_ms is None else f", due {format_ms(record.due_at_ms)}"
             who = f"for {record.requester_agent_id}"
@@ -113,7 +115,7 @@ class Contexts:
                 who = f"by {record.accepted_by_agent_id or ' or '.join(record.to_agents[:3])}"
             progress = "" if record.progress is None else f", {record.progress} %"
             yield (
-                f"task {record.task_id} ({record.priority.value}, {record.state.value}{progress}{due}) {who}: "
+                f"task {record.task_id} ({record.priority.value}, {state}{progress}{due}) {who}: "
                 f"{_short(content.title or '')}\n  {_short(content.description or '')}"
             )
 

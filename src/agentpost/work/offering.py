@@ -5,7 +5,7 @@ agents has to do is one task for each of them (`each`), all of them in one trans
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,18 +17,23 @@ from agentpost.delivery.publish import Publisher, Receipt
 from agentpost.delivery.sealing import Sealer
 from agentpost.delivery.task_desk import cancellation, withdrawals
 from agentpost.delivery.task_moves import TaskMoves
+from agentpost.protocol.delivery import Delivery, has_failed
 from agentpost.protocol.envelope import Event, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import CorrId, EventId, TaskId, corr_id_of
 from agentpost.protocol.payloads import Priority, SkillRef, TaskCreate
 from agentpost.protocol.routing import RouteRequest
 from agentpost.protocol.taskbook import TaskRecord
+from agentpost.protocol.tasks import TaskState
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
 from agentpost.store.values import Note
 from agentpost.world import Clock, IdMaker
 
-__all__ = ["NewTask", "NotesOf", "Offered", "Offering"]
+__all__ = ["NewTask", "NotesOf", "Offered", "Offering", "why_offer_ended"]
+
+# Nothing is known any more of what became of the offer: it ended so long ago, or its dead letters were purged.
+_FORGOTTEN: Final = "forgotten"
 
 NotesOf = Callable[[Mapping[str, TaskId]], Sequence[Note]]
 
@@ -149,6 +154,12 @@ class Offering:
         await self._publisher.publish(told, content=Content())
         return told.event_id
 
+    def why_ended(self, record: TaskRecord) -> str | None:
+        """Why nobody is offered the task any more, as far as is known here, where its requester is."""
+        if record.requester_node_id != self._maker.node_id:
+            return None
+        return why_offer_ended(record, self._store.deliveries_of(record.create_event_id))
+
     def _who_had(self, record: TaskRecord) -> set[str | None]:
         """The gateways that know of the present round."""
         return {
@@ -213,6 +224,16 @@ class Offering:
                 required_by=task.required_by,
             ),
         )
+
+
+def why_offer_ended(record: TaskRecord, offers: Sequence[Delivery]) -> str | None:
+    """Why a task waits for nobody: all deliveries of its offer have failed. None while somebody may still take it.
+
+    It is no state of the task, and not its end: it can be offered again, and an agent that got it after all claim it.
+    """
+    if record.state is not TaskState.CREATED or not record.is_open or not all(map(has_failed, offers)):
+        return None
+    return ", ".join(sorted({each.reason or each.state.value for each in offers})) or _FORGOTTEN
 
 
 def _skill_of(capability_ids: Sequence[str], placement: Placement) -> SkillRef | None:

@@ -174,6 +174,7 @@ class Sweeper:
                     promise=self.promises.of(record),
                     now_ms=now_ms,
                     silent_since_ms=silent_since_ms,
+                    has_offer_ended=lambda late: self._tasks.offering.why_ended(late) is not None,
                     settings=self._settings,
                 )
                 if finding is not None:
@@ -305,8 +306,8 @@ def _call(findings: Sequence[Finding]) -> Content:
     return Content(
         subject=f"{len(findings)} of your tasks need a decision",
         body=(
-            f"{_listed(findings)}\n\nTheir agents were asked, and nobody else can take them. Ask somebody else, or do "
-            "without."
+            f"{_listed(findings)}\n\nTheir agents were asked, or could not be reached, and nobody else can take them. "
+            "Ask somebody else, or do without."
         ),
         context={"report": "tasks_stuck", "taskIds": [finding.record.task_id for finding in findings[:_MOST_TITLES]]},
     )

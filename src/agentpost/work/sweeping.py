@@ -1,5 +1,7 @@
 """What is wrong with a task, and what to do about it (TASK-8). Pure: time and everything else are arguments.
 
+nobody has it whom it was offered to
+    → give it to the backup, once, or call a person
 nobody has claimed it, the ETA or the deadline is missed, its worker is silent or gone
     → ask once; if that does not help, give it to the backup, once; if that does not help either, call a person
 its worker does not say how it goes as often as its capability promises (CAP-7)
@@ -23,6 +25,7 @@ class Problem(StrEnum):
     MISSED_DEADLINE = "missed_deadline"
     MISSED_ETA = "missed_eta"
     WORKER_GONE = "worker_gone"
+    OFFER_ENDED = "offer_ended"
     MISSED_CLAIM = "missed_claim"
     MISSED_CADENCE = "missed_cadence"
     STALE = "stale"
@@ -61,6 +64,7 @@ def find_problem(
     promise: Promise,
     now_ms: int,
     silent_since_ms: Callable[[str], int | None],
+    has_offer_ended: Callable[[TaskRecord], bool],
     settings: WorkSettings,
 ) -> Finding | None:
     """The worst that is wrong with an open task; None if all is well.
@@ -76,7 +80,10 @@ def find_problem(
         return found(Problem.MISSED_DEADLINE, record.deadline_at_ms + grace_ms)
     if record.state is TaskState.CREATED:
         within_seconds = promise.accept_within_seconds or settings.claim_sla_seconds
-        return found(Problem.MISSED_CLAIM, record.offered_at_ms + within_seconds * 1000)
+        late = found(Problem.MISSED_CLAIM, record.offered_at_ms + within_seconds * 1000)
+        if late is not None and has_offer_ended(record):
+            return found(Problem.OFFER_ENDED, late.since_ms)
+        return late
     if record.eta_at_ms is not None and record.eta_at_ms + grace_ms <= now_ms:
         return found(Problem.MISSED_ETA, record.eta_at_ms + grace_ms)
     silent_ms = silent_since_ms(record.accepted_by_node_id or "")
@@ -91,14 +98,17 @@ def next_step(
     finding: Finding, *, asked_at_ms: int | None, has_backup: bool, now_ms: int, settings: WorkSettings
 ) -> Step:
     """What to do about it now. `asked_at_ms` is when its worker was asked, None if that was not yet."""
+    # TASK-8: once. What the backup cannot do either is for a person.
+    otherwise = Step.REASSIGN if has_backup and finding.record.round == 1 else Step.ESCALATE
+    if finding.problem is Problem.OFFER_ENDED:
+        return otherwise
     if asked_at_ms is None:
         # Nobody is there to be asked: the claim has lapsed.
-        is_lapsed = finding.problem is Problem.WORKER_GONE and has_backup and finding.record.round == 1
+        is_lapsed = finding.problem is Problem.WORKER_GONE and otherwise is Step.REASSIGN
         return Step.REASSIGN if is_lapsed else Step.ASK
     if finding.problem is Problem.MISSED_CADENCE or now_ms < asked_at_ms + settings.reassign_after_seconds * 1000:
         return Step.WAIT
-    # TASK-8: once. What the backup cannot do either is for a person.
-    return Step.REASSIGN if has_backup and finding.record.round == 1 else Step.ESCALATE
+    return otherwise
 
 
 def backups_for(record: TaskRecord, room: RoomSnapshot, named: Mapping[str, str]) -> Sequence[str]:

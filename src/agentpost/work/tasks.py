@@ -43,10 +43,14 @@ class Role(StrEnum):
 
 
 class TaskLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One task as a list shows it. `title` is None where it cannot be opened here."""
+    """One task as a list shows it. `title` is None where it cannot be opened here.
+
+    `offer_ended` says why it waits for nobody: none of those that it was offered to has it. It is not over for that.
+    """
 
     task: TaskRecord
     title: str | None = None
+    offer_ended: str | None = None
 
 
 class TaskStep(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -62,11 +66,12 @@ class TaskStep(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
 
 
 class TaskView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A whole task: where it stands, and what was said."""
+    """A whole task: where it stands, and what was said. `offer_ended` is as in a list."""
 
     task: TaskRecord
     is_open: bool
     steps: tuple[TaskStep, ...]
+    offer_ended: str | None = None
 
 
 class Moved(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -118,7 +123,10 @@ class Tasks:
             if len(page) < _PAGE:
                 break
             before = page[-1].task_id
-        return [TaskLine(task=record, title=self._title(record)) for record in found[:limit]]
+        return [
+            TaskLine(task=record, title=self._title(record), offer_ended=self.offering.why_ended(record))
+            for record in found[:limit]
+        ]
 
     def get(self, task_id: str) -> TaskRecord:
         record = self._store.task(TaskId(task_id))
@@ -138,7 +146,12 @@ class Tasks:
             event = decode_event(entry.raw)
             if entry.event_id not in steps and isinstance(event, _SAID):
                 steps[entry.event_id] = self._step(event, entry.at_ms)
-        return TaskView(task=record, is_open=record.is_open, steps=tuple(steps.values()))
+        return TaskView(
+            task=record,
+            is_open=record.is_open,
+            steps=tuple(steps.values()),
+            offer_ended=self.offering.why_ended(record),
+        )
 
     async def claim(
         self,

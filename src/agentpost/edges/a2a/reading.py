@@ -34,11 +34,11 @@ from agentpost.protocol.envelope import (
 )
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.tasks import TaskState
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
+from agentpost.work.offering import why_offer_ended
 
 __all__ = ["Reader", "Step", "Told"]
 
@@ -194,12 +194,10 @@ class Reader:
 
     def _undelivered(self, record: TaskRecord, known: KnownTask) -> Step | None:
         """The task waits for somebody who does not get it: it is not over, for an operator can send it again."""
-        if record.state is not TaskState.CREATED or record.is_canceled:
+        reason = why_offer_ended(record, self._store.deliveries_of(record.create_event_id))
+        if reason is None:
             return None
-        found = self._store.deliveries_of(record.create_event_id)
-        if not found or any(each.state is not DeliveryState.DEAD_LETTER for each in found):
-            return None
-        text = f"It could not be delivered ({found[0].reason or 'undeliverable'}), and waits for an operator."
+        text = f"It could not be delivered ({reason}), and waits for an operator."
         name = EventId(f"{record.create_event_id}/undelivered")
         message = agent_message(text, message_id=name, task_id=record.task_id, context_id=known.context_id)
         return Step(at_ms=record.updated_at_ms, event_id=name, state=A2aState.SUBMITTED, message=message)

@@ -150,9 +150,15 @@ def show(task_id: TaskArgument, home: HomeOption = None, output: FormatOption = 
         return
     task = found["task"]
     by = task.get("acceptedByAgentId") or "nobody yet"
-    stdout.print(f"[bold]{escape(task_id)}[/bold] {_state(task)}", highlight=False)
+    stdout.print(f"[bold]{escape(task_id)}[/bold] {_state(found)}", highlight=False)
     stdout.print(f"[dim]from[/dim]  {escape(task['requesterAgentId'])}", highlight=False)
     stdout.print(f"[dim]by[/dim]    {escape(by)}", highlight=False)
+    if found.get("offerEnded"):
+        stdout.print(
+            "  Nobody has it whom it was offered to. Send it again if it is among the dead letters (`agentpost "
+            "deadletters list`), or cancel it and ask somebody else.",
+            highlight=False,
+        )
     for claim in task.get("claims", ()):
         stdout.print(f"[dim]claim[/dim] {escape(claim['agentId'])}: {claim['verdict']}", highlight=False)
     for step in found["steps"]:
@@ -333,7 +339,7 @@ def _row(line: dict[str, Any], now_ms: float) -> tuple[str, ...]:
     return (
         task["taskId"],
         escape(line.get("title") or ""),
-        _state(task),
+        _state(line),
         str(task.get("progress", "")),
         escape(task["requesterAgentId"]),
         escape(task.get("acceptedByAgentId") or ", ".join(task["toAgents"][:3])),
@@ -342,12 +348,15 @@ def _row(line: dict[str, Any], now_ms: float) -> tuple[str, ...]:
     )
 
 
-def _state(task: dict[str, Any]) -> str:
+def _state(found: dict[str, Any]) -> str:
+    task = found["task"]
     state: str = task.get("state", "created")
     if task.get("isCanceled"):
         return "canceled"
     if task.get("isWithdrawn"):
         return "withdrawn"
+    if ended := found.get("offerEnded"):
+        return f"{state} (offer ended: {escape(ended)})"
     failure: str = task.get("failureClass") or ""
     return f"{state} ({escape(failure)})" if failure else state
 

@@ -90,7 +90,7 @@ class ListArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 
 
 class TaskDigest(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One task in a line."""
+    """One task in a line. `offerEnded` says why nobody has it whom it was offered to: it waits for nobody."""
 
     task_id: TaskId
     corr_id: str
@@ -103,6 +103,7 @@ class TaskDigest(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     progress: int | None = None
     eta_at: str | None = None
     deadline_at: str | None = None
+    offer_ended: str | None = None
 
 
 class TaskList(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -167,6 +168,7 @@ def _digest(line: TaskLine) -> TaskDigest:
         progress=task.progress,
         eta_at=None if task.eta_at_ms is None else format_ms(task.eta_at_ms),
         deadline_at=None if task.deadline_at_ms is None else format_ms(task.deadline_at_ms),
+        offer_ended=line.offer_ended,
     )
 
 
