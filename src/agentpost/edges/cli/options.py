@@ -98,9 +98,5 @@ def text_of(word: str) -> str:
     except UnicodeError:
         raise not_utf8() from None
     if len(text) > _LONGEST_TEXT:
-        raise Refusal(
-            Code.TOO_LARGE,
-            f"there are more than {_LONGEST_TEXT} characters on stdin",
-            hint="One call takes no more; say where the rest can be fetched.",
-        )
+        raise Refusal(Code.TOO_LARGE, f"a call has at most {_LONGEST_TEXT:,} bytes")
     return text
