@@ -25,6 +25,8 @@ __all__ = [
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _TIMES: Final = "90s, 15m, 2h or 7d"
+# One call to a gateway takes 10 MB.
+_LONGEST_TEXT: Final = 10_000_000
 # How an option is shown that takes a length of time.
 TIME: Final = "TIME"
 
@@ -90,9 +92,11 @@ def _seconds_in(text: str) -> int | None:
 def text_of(word: str) -> str:
     """What a person says on the command line; `-` is what comes on stdin."""
     try:
-        text = sys.stdin.read() if word == "-" else word
+        text = sys.stdin.read(_LONGEST_TEXT + 1) if word == "-" else word
         # An argument holds bytes that are no text as lone surrogates, and only writing them shows it.
         text.encode()
     except UnicodeError:
         raise not_utf8() from None
+    if len(text) > _LONGEST_TEXT:
+        raise Refusal(Code.TOO_LARGE, f"a call has at most {_LONGEST_TEXT:,} bytes")
     return text

@@ -24,6 +24,7 @@ __all__ = ["register"]
 Program = Literal["claude", "codex", "gemini", "openclaw", "all"]
 _MOST_NAMES: Final = 5
 _LOOK_SECONDS: Final = 120.0
+_MOST_TOLD_BYTES: Final = 4 * 1024 * 1024
 
 
 def register(app: typer.Typer) -> None:
@@ -143,7 +144,8 @@ def hook(
 
 def _say(event: str, agent: str, wait: str | None, home: Path) -> None:
     if not sys.stdin.isatty():
-        sys.stdin.read()
+        # Whoever calls this may want to be rid of what it tells; none of it is needed.
+        sys.stdin.buffer.read(_MOST_TOLD_BYTES)
     told = Home(home).path / "hooks" / agent
     before = int(told.read_text()) if told.exists() else 0
     until = time.monotonic() + (seconds_of(wait, field="wait") if wait else 0)

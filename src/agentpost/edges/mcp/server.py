@@ -1,8 +1,10 @@
 """The MCP server of one agent: tools, resources and the prompt of the operator's loop."""
 
+import sys
 from typing import Any, Final
 
 import msgspec
+from anyio import wrap_file
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
@@ -27,6 +29,7 @@ from mcp_types import (
 )
 
 from agentpost import __version__
+from agentpost.edges.mcp.lines import BoundedLines
 from agentpost.edges.mcp.posts import Post
 from agentpost.edges.mcp.tools import refused, result_of, tool
 from agentpost.edges.operations import OPERATIONS
@@ -143,5 +146,8 @@ def make_server(post: Post) -> Server[Any]:
 async def serve_stdio(post: Post) -> None:
     """Serve a model over stdin and stdout until it goes."""
     server = make_server(post)
-    async with stdio_server() as (incoming, outgoing):
+    lines = BoundedLines(sys.stdin.buffer, encoding="utf-8", errors="replace")
+    async with stdio_server(stdin=wrap_file(lines)) as (incoming, outgoing):
         await server.run(incoming, outgoing, server.create_initialization_options())
+    if lines.refusal is not None:
+        raise lines.refusal
