@@ -205,3 +205,6 @@ def test_an_incident_says_what_it_is_about_and_what_to_do(tmp_path: Path, monkey
         listed = agentpost(*words(gateway, "incidents", "list"))
         assert "agentId=slow" in listed.stdout
         assert "agentpost resolve EVENT --agent AGENT --how retry" in listed.stderr
+        examined = agentpost(*words(gateway, "doctor"))
+        assert examined.returncode == 1
+        assert "problem incidents: 1 open: indeterminate" in examined.stdout
