@@ -21,8 +21,9 @@ from tests.warm.client import WarmProcess, start_warm
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[RunningGateway]:
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningGateway]:
     """With two agents that fetch their mail, so that nobody answers by itself."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     with running_gateway(tmp_path / "vps-jane") as running:
         for agent in ("architect", "builder"):
             running.operator.post("/ansible/agents", {"agentId": agent})
@@ -153,3 +154,71 @@ def test_a_program_that_is_not_there_is_told_at_once(gateway: RunningGateway) ->
     added = agentpost(*words(gateway, "agents", "add", "builder"), "--", "/nowhere/build-agent")
     assert added.returncode == 0
     assert "no program /nowhere/build-agent is found" in added.stderr
+
+
+def test_a_list_that_is_cut_says_how_to_see_the_rest(gateway: RunningGateway) -> None:
+    """An inbox of more than is shown does not look like all of it, and its next page can be had."""
+    for subject in ("one", "two", "three"):
+        message = {"fromAgentId": "architect", "toAgents": ["builder"], "subject": subject}
+        gateway.operator.post("/ansible/messages", message)
+    eventually(lambda: len(gateway.operator.get("/ansible/agents/builder/inbox")) == 3)
+    cut = agentpost(*words(gateway, "inbox", "builder", "--limit", "2"))
+    assert ("two" in cut.stdout, "three" in cut.stdout) == (True, False)
+    assert "2 are shown, and there may be more: agentpost inbox builder --after 2" in cut.stderr
+    rest = agentpost(*words(gateway, "inbox", "builder", "--after", "2"))
+    assert ("two" in rest.stdout, "three" in rest.stdout, rest.stderr) == (False, True, "")
+
+
+def test_a_line_of_a_table_stays_one_line_for_a_program(gateway: RunningGateway) -> None:
+    """What is piped into grep is not broken at the edge of a terminal that is not there."""
+    subject = "a subject that is a good deal longer than eighty columns would have room for, " * 3
+    message = {"fromAgentId": "architect", "toAgents": ["builder"], "subject": subject}
+    sent = gateway.operator.post("/ansible/messages", message)
+    eventually(lambda: bool(gateway.operator.get("/ansible/agents/builder/inbox")))
+    shown = agentpost(*words(gateway, "inbox", "builder")).stdout
+    assert any(sent["eventId"] in line and subject.strip() in line for line in shown.splitlines())
+
+
+def test_mail_that_its_agent_cannot_handle_says_why(gateway: RunningGateway) -> None:
+    """At the gateway of the agent the error stands beside the message, from the first attempt on."""
+    broken = ("sh", "-c", "echo there is no compiler >&2; exit 1")
+    assert agentpost(*words(gateway, "agents", "add", "builder"), "--", *broken).returncode == 0
+    message = {"fromAgentId": "architect", "toAgents": ["builder"], "body": "Build it."}
+    sent = gateway.operator.post("/ansible/messages", message)
+    eventually(lambda: any("error" in each for each in gateway.operator.get("/ansible/agents/builder/inbox")))
+    assert " failed" in agentpost(*words(gateway, "inbox", "builder")).stdout
+    read = agentpost(*words(gateway, "read", sent["eventId"], "--agent", "builder")).stdout
+    assert "error   it ended with code 1\n    there is no compiler\n\nBuild it.\n" in read
+
+
+def test_who_waited_in_vain_is_told_what_to_do_next(gateway: RunningGateway) -> None:
+    """The time that was given is over: the message is on its way all the same, and its id is there to ask with."""
+    send = ("send", "Build it.", "--from", "architect", "--to", "builder", "--wait", "1s")
+    waited = agentpost(*words(gateway, *send))
+    assert waited.returncode == 5
+    event_id = waited.stdout.split()[1]
+    assert "not over for all within 1 s" in waited.stderr
+    assert f"`agentpost show {event_id}`" in waited.stderr
+
+
+def test_an_incident_says_what_it_is_about_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that was cut off by a crash: the list names the agent, and the command that decides."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    home = tmp_path / "vps-jane"
+    with running_gateway(home) as gateway:
+        gateway.operator.post("/ansible/agents", {"agentId": "architect"})
+        slow = {"argv": ["sh", "-c", "exec sleep 600"]}
+        gateway.operator.post("/ansible/agents", {"agentId": "slow", "runtime": "command", "options": slow})
+        gateway.operator.post("/ansible/messages", {"fromAgentId": "architect", "toAgents": ["slow"], "body": "Go."})
+        eventually(
+            lambda: [each["state"] for each in gateway.operator.get("/ansible/agents/slow/inbox")] == ["engaged"]
+        )
+        gateway.end(signal.SIGKILL)
+    with running_gateway(home) as gateway:
+        eventually(lambda: bool(gateway.operator.get("/ansible/incidents")))
+        listed = agentpost(*words(gateway, "incidents", "list"))
+        assert "agentId=slow" in listed.stdout
+        assert "agentpost resolve EVENT --agent AGENT --how retry" in listed.stderr
+        examined = agentpost(*words(gateway, "doctor"))
+        assert examined.returncode == 1
+        assert "problem incidents: 1 open: indeterminate" in examined.stdout

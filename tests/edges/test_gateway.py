@@ -15,7 +15,7 @@ from msgspec import structs
 from agentpost.config import Settings, load_settings, save_settings
 from agentpost.protocol.errors import Refusal
 from agentpost.store.integrity import check_home
-from tests.edges.meshing import Stranger, invite
+from tests.edges.meshing import Stranger, eventually, invite
 from tests.edges.running import TIMEOUT_SECONDS, agentpost, running_gateway, start_gateway
 from tests.warm.client import run_warm
 
@@ -226,6 +226,23 @@ def test_doctor_says_what_is_wrong(home: Path) -> None:
     assert shown.returncode == 1
     assert "chmod 700" in shown.stdout
     assert "no gateway runs" in shown.stdout
+
+
+def test_doctor_sees_a_seed_that_is_away_and_settings_that_cannot_be_read(home: Path, tmp_path: Path) -> None:
+    """What keeps mail from going out, or the next start from working, does not look well."""
+    with running_gateway(tmp_path / "mbp-jane", node="mbp-jane", tier="edge") as laptop:
+        with running_gateway(home) as seed:
+            laptop.operator.post("/operator/join", {"url": seed.url, "token": invite(seed)})
+            assert agentpost("doctor", "--home", str(laptop.home)).returncode == 0
+            seed.end(signal.SIGKILL)
+        eventually(lambda: not laptop.operator.get("/operator/nodes")["seeds"][0]["connected"])
+        (laptop.home / "agentpost.toml").write_text('listne = "127.0.0.1:0"')
+        examined = agentpost("doctor", "--home", str(laptop.home), "-o", "json")
+        assert examined.returncode == 1
+        problems = {found["check"]: found["message"] for found in json.loads(examined.stdout) if not found["ok"]}
+        assert set(problems) == {"settings", "seeds"}
+        assert "listne is not a setting" in problems["settings"]
+        assert f"vps-jane at {seed.url} is not connected" in problems["seeds"]
 
 
 def test_up_in_the_background_returns_once_it_is_ready(home: Path) -> None:

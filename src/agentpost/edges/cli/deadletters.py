@@ -1,12 +1,23 @@
 """`deadletters`: what could not be delivered, and what to do with it."""
 
+import time
 from typing import Annotated, Any
 
 import typer
 
 from agentpost.config import home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, print_table, stdout
+from agentpost.edges.cli.output import (
+    Format,
+    FormatOption,
+    ago,
+    ask_for_more,
+    escape,
+    print_json,
+    print_said,
+    print_table,
+    stdout,
+)
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 
@@ -41,17 +52,20 @@ def list_letters(
     if not letters:
         stdout.print("no dead letters")
         return
+    now_ms = time.time() * 1000
     rows = [
         (
             each["eventId"],
             escape(each["fromAgentId"]),
             escape(each["toAgentId"]),
-            escape(each.get("reason") or ""),
+            escape(each.get("reason") or "") + (", sent again" if each.get("resentAs") else ""),
             str(each["attempts"]),
+            ago(now_ms - each["deadLetteredAtMs"]),
         )
         for each in letters
     ]
-    print_table("Dead letters", ("event", "from", "to", "reason", "attempts"), rows, numbers=(4,))
+    print_table("Dead letters", ("event", "from", "to", "reason", "attempts", "since"), rows, numbers=(4,))
+    ask_for_more(letters, limit, "--limit takes up to 500, and --to and --reason choose")
 
 
 @deadletters_app.command(epilog="Example: [bold]agentpost deadletters show evt_01K…[/bold]")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ __all__ = ["quiet_libraries", "register"]
 
 _WAIT_SECONDS: Final = 30.0
 _LOG_FILE: Final = "gateway.log"
+_LEAST_FREE_BYTES: Final = 50_000_000
 _NO_PROOF: Final = (
     "this gateway lets nodes in that prove no key (--insecure-no-proof). Whoever has the token of an invite can pass "
     "for its node. This is for a lab; start it without the flag anywhere else."
@@ -250,9 +252,13 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     path = _home_of(node, home)
     findings = [
         _finding("home", lambda: _home_is_private(path)),
+        _finding("settings", lambda: _settings_are_valid(path)),
+        _finding("disk", lambda: _disk_has_room(path)),
         _finding("store", lambda: _store_is_whole(path)),
         _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
         _finding("proofs", lambda: _proofs_are_wanted(path)),
+        _finding("seeds", lambda: _seeds_are_there(path)),
+        _finding("incidents", lambda: _nothing_needs_a_look(path)),
     ]
     if output is Format.JSON:
         print_json(findings)
@@ -297,6 +303,48 @@ def _store_is_whole(path: Path) -> str:
     if report.problems:
         raise Refusal(Code.STORAGE_CORRUPT, report.problems[0])
     return f"whole, {report.outbox_events:,} events in the outbox"
+
+
+def _settings_are_valid(path: Path) -> str:
+    load_settings(home=path, flags={})
+    return f"{path / CONFIG_FILE} can be used"
+
+
+def _disk_has_room(path: Path) -> str:
+    try:
+        free_bytes = shutil.disk_usage(path).free
+    except OSError as error:
+        raise Refusal(Code.NOT_FOUND, f"{path} cannot be looked at: {error.strerror}", hint="Check the path.") from None
+    if free_bytes < _LEAST_FREE_BYTES:
+        problem = f"{free_bytes / 1e6:,.0f} MB are free; a gateway whose disk is full takes no mail"
+        raise Refusal(Code.STORAGE_FULL, problem, hint="Free space, or move the home to a larger disk.")
+    return f"{free_bytes / 1e6:,.0f} MB are free"
+
+
+def _seeds_are_there(path: Path) -> str:
+    try:
+        seeds: list[dict[str, Any]] = OperatorClient(path).get("/operator/nodes")["seeds"]
+    except Refusal:
+        return "not known while no gateway runs"
+    for seed in seeds:
+        if not seed["connected"]:
+            problem = f"{seed['nodeId']} at {seed['url']} is not connected: {seed.get('problem') or 'not yet'}"
+            hint = "What is sent is kept, and goes out once it is. Look at that gateway, and at the way there."
+            raise Refusal(Code.UNAVAILABLE, problem, hint=hint)
+    return f"{len(seeds)} connected" if seeds else "none: others join here, or nobody does"
+
+
+def _nothing_needs_a_look(path: Path) -> str:
+    try:
+        found: list[dict[str, Any]] = OperatorClient(path).get("/ansible/incidents", {"limit": 500})
+    except Refusal:
+        return "not known while no gateway runs"
+    if found:
+        kinds = ", ".join(sorted({each["kind"] for each in found}))
+        raise Refusal(
+            Code.CONFLICT, f"{len(found)} open: {kinds}", hint="`agentpost incidents list` says what to do about them."
+        )
+    return "none open"
 
 
 def _proofs_are_wanted(path: Path) -> str:

@@ -23,6 +23,7 @@ from agentpost.edges.cli.output import (
     Format,
     FormatOption,
     ago,
+    ask_for_more,
     escape,
     print_error,
     print_json,
@@ -133,6 +134,9 @@ def send(
 def inbox(
     agent: Annotated[str | None, typer.Argument(help="The agent; the only one here without it.")] = None,
     only_open: Annotated[bool, typer.Option("--open", help="Only what has no outcome yet.")] = False,
+    after: Annotated[
+        int, typer.Option("--after", min=0, help="Only what came after this inboxSeq, as -o json tells it.")
+    ] = 0,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many at most.")] = 50,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
@@ -141,7 +145,7 @@ def inbox(
     client = OperatorClient(home_of(None, home=home))
     name = agent or only_agent(client, said_with="its id as an argument")
     lines: list[dict[str, Any]] = client.get(
-        path_of("ansible", "agents", name, "inbox"), {"limit": limit, "only_open": "true" if only_open else "false"}
+        path_of("ansible", "agents", name, "inbox"), {"limit": limit, "after": after, "only_open": only_open}
     )
     if output is Format.JSON:
         print_json(lines)
@@ -156,12 +160,13 @@ def inbox(
             line["eventId"],
             escape(f"{line['fromAgentId']}@{line['fromNodeId']}"),
             escape(line.get("subject") or line.get("problem") or ""),
-            line.get("outcome") or line["state"],
+            _state_of(line),
             ago(now_ms - line["acceptedAtMs"]),
         )
         for line in lines
     ]
     print_table(f"Inbox of {name}", ("", "event", "from", "subject", "state", "came"), rows)
+    ask_for_more(lines, limit, f"agentpost inbox {name} --after {lines[-1]['inboxSeq']}")
 
 
 def fetch(
@@ -229,7 +234,10 @@ def read(
     stdout.print(f"[dim]to[/dim]      {escape(line['toAgentId'])}", highlight=False, soft_wrap=True)
     stdout.print(f"[dim]sent[/dim]    {escape(line['createdAt'])}", highlight=False, soft_wrap=True)
     stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False, soft_wrap=True)
-    stdout.print(f"[dim]state[/dim]   {line.get('outcome') or line['state']}\n", highlight=False)
+    stdout.print(f"[dim]state[/dim]   {_state_of(line)}", highlight=False)
+    if problem := line.get("error"):
+        print_said(problem, after="[dim]error[/dim]  ")
+    stdout.print()
     print_said(content.get("body") or "")
 
 
@@ -369,6 +377,13 @@ def resolve(
         stdout.print(f"{escape(event_id)}: {done['how']}", highlight=False)
 
 
+def _state_of(line: dict[str, Any]) -> str:
+    """How far a message is here. One that its agent cannot handle does not look like one that only waits."""
+    if outcome := line.get("outcome"):
+        return outcome
+    return f"{line['state']}, {line['attempts']} failed" if line.get("error") else line["state"]
+
+
 def _stopped() -> Refusal:
     """Whoever looked on would have gone on."""
     return Refusal(Code.UNAVAILABLE, "the gateway has stopped", hint="Once it is up again, look on again.")
@@ -424,6 +439,8 @@ def _print_answers(client: OperatorClient, event_id: str, patience: float, outpu
     else:
         _print_deliveries(found)
     if not is_over:
+        hint = f"Do not send it again: `agentpost show {event_id}` tells what becomes of it."
+        stderr.print(f"it is not over for all within {patience:g} s\n  {hint}", highlight=False, soft_wrap=True)
         raise typer.Exit(5)
     if any(delivery.get("hasFailed") for delivery in found["deliveries"]):
         raise typer.Exit(1)

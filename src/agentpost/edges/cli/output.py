@@ -1,5 +1,6 @@
 """What a command prints: text for people, JSON for programs. Data goes to stdout, everything else to stderr."""
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ __all__ = [
     "Format",
     "FormatOption",
     "ago",
+    "ask_for_more",
+    "break_lines_only_for_terminals",
     "escape",
     "exit_code",
     "plain",
@@ -40,6 +43,7 @@ stderr = Console(stderr=True, emoji=False)
 INTERRUPTED: Final = 130
 
 _WIDE: Final = 80
+_UNBOUNDED: Final = 100_000
 _INDENT: Final = "    "
 _NO_TAG: Final = "[none][/none]"
 
@@ -61,6 +65,13 @@ _REFUSED = frozenset({401, 403})
 _UNREACHABLE = frozenset({Code.UNAVAILABLE})
 # Whatever the state of the gateway: said like this, it is never accepted.
 _MISUSED = frozenset({Code.INVALID_FIELD, Code.MISSING_ROUTE_FIELDS})
+
+
+def break_lines_only_for_terminals() -> None:
+    """A line stays one line for a program that reads it: only a terminal has an edge, or who says `COLUMNS`."""
+    for console in (stdout, stderr):
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _UNBOUNDED
 
 
 def exit_code(refusal: Refusal) -> int:
@@ -138,6 +149,12 @@ def ago(elapsed_ms: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def ask_for_more(shown: Sequence[Any], limit: int, how: str) -> None:
+    """Tell a person whose list was cut how to see the rest: nothing is left out in silence."""
+    if len(shown) == limit:
+        say(f"{limit:,} are shown, and there may be more: {how}")
 
 
 def say(text: str) -> None:

@@ -80,7 +80,10 @@ def load_handler(path: str) -> Handler:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise _refused(f"cannot be loaded: {error}") from None
+        hint = (
+            "The gateway's own Python has to find the module: install it there, or start the gateway with PYTHONPATH."
+        )
+        raise _refused(f"cannot be loaded: {error}", hint=hint) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs somebody's code
         raise _refused(f"cannot be imported: {type(error).__name__}") from None
     if not (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(getattr(found, "__call__", None))):  # noqa: B004 - an object with an async __call__ is a handler too
@@ -88,5 +91,5 @@ def load_handler(path: str) -> Handler:
     return found
 
 
-def _refused(problem: str) -> Refusal:
-    return Refusal(Code.INVALID_FIELD, f"options.function {problem}", field="options.function")
+def _refused(problem: str, *, hint: str | None = None) -> Refusal:
+    return Refusal(Code.INVALID_FIELD, f"options.function {problem}", field="options.function", hint=hint)
