@@ -57,7 +57,7 @@ def test_a_body_that_never_ends_is_refused(gateway: RunningGateway, tmp_path: Pa
     }
     done = fed_with_zeros(*words[what])
     assert done.returncode == 1
-    assert "too_large: a call has at most 10,000,000 bytes" in done.stderr
+    assert "too_large: a text has at most 67,108,864 characters" in done.stderr
     assert "Traceback" not in done.stderr
 
 

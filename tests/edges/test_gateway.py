@@ -242,7 +242,7 @@ def test_doctor_sees_a_seed_that_is_away_and_settings_that_cannot_be_read(home: 
         problems = {found["check"]: found["message"] for found in json.loads(examined.stdout) if not found["ok"]}
         assert set(problems) == {"settings", "seeds"}
         assert "listne is not a setting" in problems["settings"]
-        assert f"vps-jane at {seed.url} is not connected" in problems["seeds"]
+        assert f"0 of 1 connected; not vps-jane at {seed.url}" in problems["seeds"]
 
 
 def test_up_in_the_background_returns_once_it_is_ready(home: Path) -> None:
@@ -265,11 +265,13 @@ def test_up_in_the_background_beside_a_gateway_says_that_it_runs_already(home: P
         assert f"in use by process {gateway.operator.get('/operator/status')['pid']}" in again.stderr
 
 
-def test_a_start_that_failed_is_not_what_the_next_one_goes_by(tmp_path: Path) -> None:
+def test_a_start_that_failed_is_not_what_the_next_one_goes_by(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A port that was taken is not kept; and the home of a gateway that never came up is not one to choose from."""
-    homes = tmp_path / ".agentpost"
+    # A short name: the path of a socket must not be long.
+    user = tmp_path_factory.mktemp("user")
+    homes = user / ".agentpost"
     homes.mkdir()
-    as_user = {"HOME": str(tmp_path)}
+    as_user = {"HOME": str(user)}
     with running_gateway(homes / "vps-jane") as other:
         taken = other.url.removeprefix("http://")
         for words in ((), ("--detach",)):

@@ -21,7 +21,7 @@ from agentpost.delivery.frames import decode_frame
 from agentpost.edges import seed_link
 from agentpost.edges.cli import gateway as command
 from agentpost.edges.cli.main import main
-from agentpost.edges.http import server
+from agentpost.edges.http import guarded
 from agentpost.edges.link import carry, dial
 from agentpost.protocol import routing
 from agentpost.protocol.backoff import RetryPolicy
@@ -58,7 +58,7 @@ def shorten_waits() -> None:
         (seed_link, "_RECONNECT", again),
         # The room's own connection has the pings of the WebSocket, at both of its ends.
         (seed_link, "connect", functools.partial(connect, ping_interval=PING, ping_timeout=SILENT - PING)),
-        (server, "uvicorn", _Uvicorn),
+        (guarded, "uvicorn", _Uvicorn),
     ):
         # What was renamed must not go on waiting for long.
         assert hasattr(module, name), f"{module.__name__} has no {name}"

@@ -1,7 +1,8 @@
 """The `agentpost` command: noun-verb, `-o json` on everything, data on stdout, everything else on stderr.
 
 main      the command itself, and one place that turns what went wrong into an exit code
-gateway   up, down, status, doctor
+gateway   up, down, status
+doctor    doctor
 mesh      invite, join, nodes, revoke
 store     store check, store backup
 bench     bench protocol, bench store, bench room

@@ -11,7 +11,8 @@ __all__ = ["make_app"]
 
 # In the order of the help. A module adds its commands itself; a group is the `<word>_app` of its module.
 _COMMANDS: Final = {
-    "gateway": ("up", "down", "status", "doctor"),
+    "gateway": ("up", "down", "status"),
+    "doctor": ("doctor",),
     "mesh": ("invite", "invites", "join", "nodes", "revoke"),
     "mail": (
         *("send", "inbox", "fetch", "read", "reply", "dismiss"),

@@ -1,8 +1,7 @@
-"""`up`, `down`, `status`, `doctor`: the gateway of this machine."""
+"""`up`, `down`, `status`: the gateway of this machine."""
 
 import asyncio
 import logging
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,15 +21,13 @@ from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
-from agentpost.store.integrity import check_home
 from agentpost.world import SystemChance, SystemClock
 
-__all__ = ["quiet_libraries", "register"]
+__all__ = ["NO_PROOF", "home_of_node", "quiet_libraries", "register"]
 
 _WAIT_SECONDS: Final = 30.0
 _LOG_FILE: Final = "gateway.log"
-_LEAST_FREE_BYTES: Final = 50_000_000
-_NO_PROOF: Final = (
+NO_PROOF: Final = (
     "this gateway lets nodes in that prove no key (--insecure-no-proof). Whoever has the token of an invite can pass "
     "for its node. This is for a lab; start it without the flag anywhere else."
 )
@@ -41,7 +38,6 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]agentpost up --node vps-jane --tier backbone --listen 127.0.0.1:7801[/bold]")(up)
     app.command(epilog="Example: [bold]agentpost down --node vps-jane[/bold]")(down)
     app.command(epilog="Example: [bold]agentpost status -o json[/bold]")(status)
-    app.command(epilog="Example: [bold]agentpost doctor[/bold]")(doctor)
 
 
 def up(
@@ -122,7 +118,7 @@ def up(
     }
     settings = load_settings(home=home, flags=flags, insecure_no_proof=insecure_no_proof)
     if settings.insecure_no_proof:
-        stderr.print(f"[bold red]WARNING[/bold red]: {_NO_PROOF}", highlight=False)
+        stderr.print(f"[bold red]WARNING[/bold red]: {NO_PROOF}", highlight=False)
     if detach:
         _start_detached(settings, output)
         return
@@ -211,7 +207,7 @@ def _start_detached(settings: Settings, output: Format) -> None:
 
 def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Drain and stop the gateway. Returns when it has let go of its home."""
-    path = _home_of(node, home)
+    path = home_of_node(node, home)
     OperatorClient(path).post("/operator/shutdown")
     lock = Home(path)
     with stderr.status("draining"):
@@ -232,7 +228,7 @@ def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption 
 
 def status(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """What the gateway of this machine is doing."""
-    found: dict[str, Any] = OperatorClient(_home_of(node, home)).get("/operator/status")
+    found: dict[str, Any] = OperatorClient(home_of_node(node, home)).get("/operator/status")
     if output is Format.JSON:
         print_json(found)
         return
@@ -244,35 +240,10 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     stdout.print(f"  payloads: {found['payloads']:,} with {found['payloadBytes']:,} bytes", highlight=False)
     stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
     if found.get("insecureNoProof"):
-        stdout.print(f"[bold red]WARNING[/bold red]: {_NO_PROOF}", highlight=False)
+        stdout.print(f"[bold red]WARNING[/bold red]: {NO_PROOF}", highlight=False)
 
 
-def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
-    """Look for what is wrong with this machine's gateway, and say what to do about it."""
-    path = _home_of(node, home)
-    findings = [
-        _finding("home", lambda: _home_is_private(path)),
-        _finding("settings", lambda: _settings_are_valid(path)),
-        _finding("disk", lambda: _disk_has_room(path)),
-        _finding("store", lambda: _store_is_whole(path)),
-        _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
-        _finding("proofs", lambda: _proofs_are_wanted(path)),
-        _finding("seeds", lambda: _seeds_are_there(path)),
-        _finding("incidents", lambda: _nothing_needs_a_look(path)),
-    ]
-    if output is Format.JSON:
-        print_json(findings)
-    else:
-        for found in findings:
-            mark = "[green]ok[/green]     " if found["ok"] else "[red]problem[/red]"
-            stdout.print(f"{mark} {found['check']}: {escape(found['message'])}", highlight=False)
-            if found["hint"]:
-                stdout.print(f"        {escape(found['hint'])}", highlight=False)
-    if not all(found["ok"] for found in findings):
-        raise typer.Exit(1)
-
-
-def _home_of(node: str | None, home: Path | None) -> Path:
+def home_of_node(node: str | None, home: Path | None) -> Path:
     """The home of that node. One that was named in the environment, and is another's, is not what was meant."""
     path = home_of(node, home=home)
     if node is not None and (path / CONFIG_FILE).exists():
@@ -282,79 +253,6 @@ def _home_of(node: str | None, home: Path | None) -> Path:
             hint = f"Leave out --node, or --home and AGENTPOST_HOME: without them it is ~/.agentpost/{node}."
             raise Refusal(Code.CONFLICT, problem, field="node", hint=hint)
     return path
-
-
-def _finding(check: str, look: Callable[[], str]) -> dict[str, Any]:
-    try:
-        return {"check": check, "ok": True, "message": look(), "hint": None}
-    except Refusal as refusal:
-        return {"check": check, "ok": False, "message": refusal.message, "hint": refusal.hint}
-
-
-def _home_is_private(path: Path) -> str:
-    if not path.is_dir():
-        raise Refusal(Code.NOT_FOUND, f"there is no home at {path}", hint="Start a gateway with `agentpost up`.")
-    Home(path).prepare()
-    return f"{path} is its owner's alone"
-
-
-def _store_is_whole(path: Path) -> str:
-    report = check_home(path)
-    if report.problems:
-        raise Refusal(Code.STORAGE_CORRUPT, report.problems[0])
-    return f"whole, {report.outbox_events:,} events in the outbox"
-
-
-def _settings_are_valid(path: Path) -> str:
-    load_settings(home=path, flags={})
-    return f"{path / CONFIG_FILE} can be used"
-
-
-def _disk_has_room(path: Path) -> str:
-    try:
-        free_bytes = shutil.disk_usage(path).free
-    except OSError as error:
-        raise Refusal(Code.NOT_FOUND, f"{path} cannot be looked at: {error.strerror}", hint="Check the path.") from None
-    if free_bytes < _LEAST_FREE_BYTES:
-        problem = f"{free_bytes / 1e6:,.0f} MB are free; a gateway whose disk is full takes no mail"
-        raise Refusal(Code.STORAGE_FULL, problem, hint="Free space, or move the home to a larger disk.")
-    return f"{free_bytes / 1e6:,.0f} MB are free"
-
-
-def _seeds_are_there(path: Path) -> str:
-    try:
-        seeds: list[dict[str, Any]] = OperatorClient(path).get("/operator/nodes")["seeds"]
-    except Refusal:
-        return "not known while no gateway runs"
-    for seed in seeds:
-        if not seed["connected"]:
-            problem = f"{seed['nodeId']} at {seed['url']} is not connected: {seed.get('problem') or 'not yet'}"
-            hint = "What is sent is kept, and goes out once it is. Look at that gateway, and at the way there."
-            raise Refusal(Code.UNAVAILABLE, problem, hint=hint)
-    return f"{len(seeds)} connected" if seeds else "none: others join here, or nobody does"
-
-
-def _nothing_needs_a_look(path: Path) -> str:
-    try:
-        found: list[dict[str, Any]] = OperatorClient(path).get("/ansible/incidents", {"limit": 500})
-    except Refusal:
-        return "not known while no gateway runs"
-    if found:
-        kinds = ", ".join(sorted({each["kind"] for each in found}))
-        raise Refusal(
-            Code.CONFLICT, f"{len(found)} open: {kinds}", hint="`agentpost incidents list` says what to do about them."
-        )
-    return "none open"
-
-
-def _proofs_are_wanted(path: Path) -> str:
-    try:
-        found: dict[str, Any] = OperatorClient(path).get("/operator/status")
-    except Refusal:
-        return "wanted, unless it is started with --insecure-no-proof"
-    if found.get("insecureNoProof"):
-        raise Refusal(Code.HOME_UNSAFE, _NO_PROOF, hint="`agentpost down`, then `agentpost up` without the flag.")
-    return "wanted of every node"
 
 
 def _until_timeout() -> Any:

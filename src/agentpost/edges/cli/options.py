@@ -25,8 +25,8 @@ __all__ = [
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _TIMES: Final = "90s, 15m, 2h or 7d"
-# One call to a gateway takes 10 MB.
-_LONGEST_TEXT: Final = 10_000_000
+# What content may have; a gateway counts it in bytes.
+_LONGEST_TEXT: Final = 64 * 1024 * 1024
 # How an option is shown that takes a length of time.
 TIME: Final = "TIME"
 
@@ -98,5 +98,5 @@ def text_of(word: str) -> str:
     except UnicodeError:
         raise not_utf8() from None
     if len(text) > _LONGEST_TEXT:
-        raise Refusal(Code.TOO_LARGE, f"a call has at most {_LONGEST_TEXT:,} bytes")
+        raise Refusal(Code.TOO_LARGE, f"a text has at most {_LONGEST_TEXT:,} characters")
     return text

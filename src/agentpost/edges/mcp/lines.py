@@ -7,7 +7,7 @@ from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["LONGEST_LINE", "BoundedLines"]
 
-# The 10 MB that one call to a gateway takes, also if everything outside ASCII is spelled as an escape.
+# Far more than a model says at once.
 LONGEST_LINE: Final = 32 * 1024 * 1024
 
 

@@ -1,0 +1,130 @@
+"""`doctor`: what is wrong with the gateway of this machine, and what to do about it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from agentpost.config import CONFIG_FILE, load_settings
+from agentpost.edges.cli.gateway import NO_PROOF, home_of_node
+from agentpost.edges.cli.options import HomeOption, NodeOption
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.home import Home
+from agentpost.store.integrity import check_home
+
+__all__ = ["register"]
+
+_LEAST_FREE_BYTES: Final = 50_000_000
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: [bold]agentpost doctor[/bold]")(doctor)
+
+
+def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
+    """Look for what is wrong with this machine's gateway, and say what to do about it."""
+    path = home_of_node(node, home)
+    findings = [
+        _finding("home", lambda: _home_is_private(path)),
+        _finding("settings", lambda: _settings_are_valid(path)),
+        _finding("disk", lambda: _disk_has_room(path)),
+        _finding("store", lambda: _store_is_whole(path)),
+        _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
+        _finding("proofs", lambda: _proofs_are_wanted(path)),
+        _finding("seeds", lambda: _seeds_are_there(path)),
+        _finding("incidents", lambda: _nothing_needs_a_look(path)),
+    ]
+    if output is Format.JSON:
+        print_json(findings)
+    else:
+        for found in findings:
+            mark = "[green]ok[/green]     " if found["ok"] else "[red]problem[/red]"
+            stdout.print(f"{mark} {found['check']}: {escape(found['message'])}", highlight=False)
+            if found["hint"]:
+                stdout.print(f"        {escape(found['hint'])}", highlight=False)
+    if not all(found["ok"] for found in findings):
+        raise typer.Exit(1)
+
+
+def _finding(check: str, look: Callable[[], str]) -> dict[str, Any]:
+    try:
+        return {"check": check, "ok": True, "message": look(), "hint": None}
+    except Refusal as refusal:
+        return {"check": check, "ok": False, "message": refusal.message, "hint": refusal.hint}
+
+
+def _home_is_private(path: Path) -> str:
+    if not path.is_dir():
+        raise Refusal(Code.NOT_FOUND, f"there is no home at {path}", hint="Start a gateway with `agentpost up`.")
+    Home(path).prepare()
+    return f"{path} is its owner's alone"
+
+
+def _store_is_whole(path: Path) -> str:
+    report = check_home(path)
+    if report.problems:
+        raise Refusal(Code.STORAGE_CORRUPT, report.problems[0])
+    return f"whole, {report.outbox_events:,} events in the outbox"
+
+
+def _settings_are_valid(path: Path) -> str:
+    load_settings(home=path, flags={})
+    return f"{path / CONFIG_FILE} can be used"
+
+
+def _disk_has_room(path: Path) -> str:
+    try:
+        free_bytes = shutil.disk_usage(path).free
+    except OSError as error:
+        raise Refusal(Code.NOT_FOUND, f"{path} cannot be looked at: {error.strerror}", hint="Check the path.") from None
+    if free_bytes < _LEAST_FREE_BYTES:
+        problem = f"{free_bytes / 1e6:,.0f} MB are free; a gateway whose disk is full takes no mail"
+        raise Refusal(Code.STORAGE_FULL, problem, hint="Free space, or move the home to a larger disk.")
+    return f"{free_bytes / 1e6:,.0f} MB are free"
+
+
+def _seeds_are_there(path: Path) -> str:
+    try:
+        seeds: list[dict[str, Any]] = OperatorClient(path).get("/operator/nodes")["seeds"]
+    except Refusal:
+        return "not known while no gateway runs"
+    if not seeds:
+        return "none: others join here, or nobody does"
+    away = [
+        f"{seed['nodeId']} at {seed['url']}: {seed.get('problem') or 'not yet'}"
+        for seed in seeds
+        if not seed["connected"]
+    ]
+    told = f"{len(seeds) - len(away)} of {len(seeds)} connected" + "".join(f"; not {each}" for each in away)
+    if len(away) == len(seeds):
+        hint = "What is sent is kept, and goes out once one is. Look at that gateway, and at the way there."
+        raise Refusal(Code.UNAVAILABLE, told, hint=hint)
+    # One of them is enough to reach everybody.
+    return told
+
+
+def _nothing_needs_a_look(path: Path) -> str:
+    try:
+        found: list[dict[str, Any]] = OperatorClient(path).get("/ansible/incidents", {"limit": 500})
+    except Refusal:
+        return "not known while no gateway runs"
+    if found:
+        kinds = ", ".join(sorted({each["kind"] for each in found}))
+        raise Refusal(
+            Code.CONFLICT, f"{len(found)} open: {kinds}", hint="`agentpost incidents list` says what to do about them."
+        )
+    return "none open"
+
+
+def _proofs_are_wanted(path: Path) -> str:
+    try:
+        found: dict[str, Any] = OperatorClient(path).get("/operator/status")
+    except Refusal:
+        return "wanted, unless it is started with --insecure-no-proof"
+    if found.get("insecureNoProof"):
+        raise Refusal(Code.HOME_UNSAFE, NO_PROOF, hint="`agentpost down`, then `agentpost up` without the flag.")
+    return "wanted of every node"
