@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import uvloop
 
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Runtime
-from agentpost.edges.runtimes import check_agent, make_runtime
+from agentpost.edges.runtimes import check_agent, command, make_runtime
 from agentpost.edges.runtimes.handler import HandlerRuntime
 from agentpost.protocol.errors import Code
 from agentpost.protocol.payloads import Kind
@@ -76,6 +77,21 @@ async def test_a_program_gets_the_message_as_json_and_its_output_is_the_reply() 
 async def test_a_program_that_prints_nothing_has_processed_the_message() -> None:
     """No output is no reply, and still an end."""
     assert body_of(await engage(a_command("pass"))) is None
+
+
+@pytest.mark.req("RTY-3")
+def test_a_program_that_ends_before_it_is_told_anything_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick program that does not read its message is done with it: it is not run again for that."""
+    converse = command._Run.converse
+
+    async def converse_late(run: command._Run, message: bytes) -> None:
+        await run._exited.wait()
+        await asyncio.sleep(0.05)
+        await converse(run, message)
+
+    monkeypatch.setattr(command._Run, "converse", converse_late)
+    # On the loop that gateways have.
+    assert body_of(uvloop.run(engage(a_command("print('done')")))) == "done"
 
 
 async def test_a_program_may_answer_in_json() -> None:

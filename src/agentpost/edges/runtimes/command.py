@@ -169,8 +169,11 @@ class _Run(asyncio.SubprocessProtocol):
     async def converse(self, message: bytes) -> None:
         """Hand over the message and wait for the end, and for all that was printed until then."""
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
-        stdin.write(message)
-        stdin.write_eof()
+        # A program may have ended without reading what it is told: what it did counts, and it must not run again.
+        # uvloop raises this at a pipe that is closed.
+        with suppress(RuntimeError):
+            stdin.write(message)
+            stdin.write_eof()
         await self._exited.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEFT_BEHIND_SECONDS):
