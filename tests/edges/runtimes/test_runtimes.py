@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import uvloop
 
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Runtime
 from agentpost.edges.runtimes import check_agent, command, make_runtime
@@ -80,7 +79,7 @@ async def test_a_program_that_prints_nothing_has_processed_the_message() -> None
 
 
 @pytest.mark.req("RTY-3")
-def test_a_program_that_ends_before_it_is_told_anything_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_ends_before_it_is_told_anything_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick program that does not read its message is done with it: it is not run again for that."""
     converse = command._Run.converse
 
@@ -90,8 +89,7 @@ def test_a_program_that_ends_before_it_is_told_anything_has_run_once(monkeypatch
         await converse(run, message)
 
     monkeypatch.setattr(command._Run, "converse", converse_late)
-    # On the loop that gateways have.
-    assert body_of(uvloop.run(engage(a_command("print('done')")))) == "done"
+    assert body_of(await engage(a_command("print('done')"))) == "done"
 
 
 async def test_a_program_may_answer_in_json() -> None:
