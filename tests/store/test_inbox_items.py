@@ -113,6 +113,10 @@ async def test_the_backlog_is_counted(filled: Store) -> None:
     assert [filled.backlog_size(agent) for agent in ("ada", "eve", "nobody")] == [5, 1, 0]
     await filled.mark_read(THIRD.event_id, "ada", at_ms=START_MS)
     assert [filled.backlog_size(agent, unread_only=True) for agent in ("ada", "eve", "nobody")] == [4, 1, 0]
+    unread = filled.backlog("ada", unread_only=True)
+    assert len(unread) == 4
+    assert all(item.entry.read_at_ms is None for item in unread)
+    assert filled.backlog("ada", after_inbox_seq=unread[0].entry.inbox_seq, limit=2, unread_only=True) == unread[1:3]
     await filled.engage(THIRD.event_id, "eve", at_ms=START_MS)
     assert filled.backlog_size("eve") == 1
     await filled.settle(a_settlement(THIRD, agent="eve"))

@@ -68,6 +68,27 @@ async def test_the_block_is_bounded_and_cannot_be_left(mesh: Mesh) -> None:
         assert caught.value.field == "maxBytes"
 
 
+@pytest.mark.req("OPS-5")
+async def test_mail_that_was_read_hides_none_that_was_not(mesh: Mesh) -> None:
+    """An agent that reads much and settles little is told of what is new, and how much there is in all."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    await a.host("ada")
+    await b.host("bob")
+    for number in range(202):
+        await a.engine.publisher.send(said(f"Old news {number}."))
+    await mesh.rest()
+    block = b.office.contexts.block("bob", max_bytes=1_048_576)
+    assert (block.unread, block.left_out) == (202, 2)
+    assert "and 2 more that did not fit" in block.text
+    for event in b.open_mail("bob"):
+        await b.store.mark_read(event.event_id, "bob", at_ms=1)
+    await a.engine.publisher.send(said("The disk is full."))
+    await mesh.rest()
+    block = b.office.contexts.block("bob")
+    assert (block.unread, block.left_out) == (1, 0)
+    assert "The disk is full." in block.text
+
+
 @pytest.mark.req("OPS-2", "OPS-5")
 async def test_operator_mode() -> None:
     """A gateway that engages nobody keeps the mail for its operator; one agent that wants it is engaged."""

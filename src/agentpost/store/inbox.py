@@ -328,8 +328,11 @@ def ledger_entry(database: Database, event_id: EventId, to_agent_id: str) -> Led
     return _entry(row) if row else None
 
 
-def backlog(database: Database, to_agent_id: str, after_inbox_seq: int, limit: int) -> list[BacklogItem]:
-    return [_item(row) for row in database.rows(SQL.backlog, (to_agent_id, after_inbox_seq, limit))]
+def backlog(
+    database: Database, to_agent_id: str, after_inbox_seq: int, limit: int, *, unread_only: bool
+) -> list[BacklogItem]:
+    statement = SQL.unread_backlog if unread_only else SQL.backlog
+    return [_item(row) for row in database.rows(statement, (to_agent_id, after_inbox_seq, limit))]
 
 
 def inbox_items(

@@ -184,8 +184,10 @@ class Store(ExternalStore, Protocol):
         """The same for many, all of them or none. One that was never accepted is passed over: False."""
         ...
 
-    def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
-        """What the agent has not settled, oldest first (RTY-5)."""
+    def backlog(
+        self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256, unread_only: bool = False
+    ) -> list[BacklogItem]:
+        """What the agent has not settled, oldest first (RTY-5); or, of that, what it has not looked at."""
         ...
 
     def backlog_size(self, to_agent_id: str, *, unread_only: bool = False, most: int | None = None) -> int:

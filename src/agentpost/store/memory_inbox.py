@@ -222,10 +222,16 @@ class MemoryInbox(MemoryOutbox):
         self._stored([event for each in closing for event in each.events])
         return [still and await self.settle(each) for each, still in zip(settlements, is_open, strict=True)]
 
-    def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
+    def backlog(
+        self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256, unread_only: bool = False
+    ) -> list[BacklogItem]:
         self._check_open()
-        found = sorted((seq, pair) for pair, seq in self._open.items() if pair[1] == to_agent_id)
-        return [self._backlog_item(self._ledger[pair]) for seq, pair in found if seq > after_inbox_seq][:limit]
+        found = sorted(
+            (seq, pair) for pair, seq in self._open.items() if pair[1] == to_agent_id and seq > after_inbox_seq
+        )
+        entries = [self._ledger[pair] for _, pair in found]
+        wanted = [entry for entry in entries if not unread_only or entry.read_at_ms is None]
+        return [self._backlog_item(entry) for entry in wanted[:limit]]
 
     def inbox_items(
         self,

@@ -258,8 +258,10 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def settle_all(self, settlements: Sequence[Settlement]) -> "asyncio.Future[list[bool]]":
         return self._writer.submit(lambda tx: inbox.settle_all(tx, settlements), size=len(settlements))
 
-    def backlog(self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256) -> list[BacklogItem]:
-        return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit)
+    def backlog(
+        self, to_agent_id: str, *, after_inbox_seq: int = 0, limit: int = 256, unread_only: bool = False
+    ) -> list[BacklogItem]:
+        return inbox.backlog(self._reader(), to_agent_id, after_inbox_seq, limit, unread_only=unread_only)
 
     def backlog_size(self, to_agent_id: str, *, unread_only: bool = False, most: int | None = None) -> int:
         return inbox.backlog_size(self._reader(), to_agent_id, unread_only=unread_only, most=most)

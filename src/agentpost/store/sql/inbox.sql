@@ -91,6 +91,13 @@ FROM ledger AS l INDEXED BY ledger_backlog JOIN inbox AS i ON i.seq = l.inbox_se
 WHERE l.to_agent_id = ? AND l.inbox_seq > ? AND l.settled_at_ms IS NULL
 ORDER BY l.inbox_seq LIMIT ?
 
+-- name: unread_backlog
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l INDEXED BY ledger_backlog JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.to_agent_id = ? AND l.inbox_seq > ? AND l.settled_at_ms IS NULL AND l.read_at_ms IS NULL
+ORDER BY l.inbox_seq LIMIT ?
+
 -- name: backlog_newest_first
 SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
   l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
