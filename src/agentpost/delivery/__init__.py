@@ -13,7 +13,8 @@ runtimes as interfaces (`ports`) and calls nothing else, so that the simulation 
     link        one conversation between two gateways: frames in, frames out (`frames`, `heads`)
     hub         all of them, and which outbox is read through which
     agents      who lives here; the room knows of them
-    dispatch    the inbox → the agent, through its runtime → reply and `processed` (`worker`, `lanes`, `turns`)
+    dispatch    the inbox → the agent, through its runtime → reply and `processed` (`worker`, `lanes`)
+    turns       one turn of an agent: what it is handed (`briefing`), and what follows from its answer
     pull        the same for agents that fetch their mail themselves
     retry       timers: resend, dead letter, incident
 """

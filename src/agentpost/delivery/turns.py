@@ -18,9 +18,10 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agentpost.delivery.briefing import ASKING, engagement_of
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import earliest_due_ms
-from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, TaskBrief, Wakeups
+from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.task_turns import Standing, TaskTurns
 from agentpost.delivery.wording import as_text
@@ -38,8 +39,7 @@ from agentpost.protocol.envelope import (
 )
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.payloads import AckType, Priority, Sealed
-from agentpost.protocol.tasks import TASK_EVENTS
+from agentpost.protocol.payloads import AckType, Sealed
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LedgerState, Outcome, Settlement
 from agentpost.world import Chance, Clock
@@ -57,8 +57,6 @@ _CLAIM_MS: Final = 60_000
 _TROUBLE: Final = frozenset({Code.STORAGE_FULL, Code.STORAGE_FAILED, Code.STORAGE_CORRUPT, Code.UNAVAILABLE})
 # Kinds of which no turn does more than to hand them over.
 _HANDED_OVER: Final = frozenset({MessageEvent, ReplyEvent})
-# Kinds with which an agent wants something of another.
-_ASKING: Final = (MessageEvent, TaskCreateEvent)
 # What the store says of a row that has its outcome, or is not there.
 _CLOSED: Final = frozenset({Code.INVALID_TRANSITION, Code.NOT_FOUND})
 
@@ -224,7 +222,7 @@ class Turns:
         return Begun(event=event, engagement=self._engagement(event, agent_id, 1, content), at_ms=now_ms)
 
     def _engagement(self, event: Event, agent_id: str, attempt: int, content: Content) -> Engagement:
-        made = _engagement(event, agent_id, attempt, content)
+        made = engagement_of(event, agent_id, attempt=attempt, content=content)
         injected = self.inject(agent_id, event.event_id)
         return made if injected is None else replace(made, injected_context=injected)
 
@@ -482,58 +480,8 @@ class Turns:
         )
 
 
-def _engagement(event: Event, agent_id: str, attempt: int, content: Content) -> Engagement:
-    return Engagement(
-        event_id=event.event_id,
-        corr_id=event.corr_id,
-        kind=event.kind,
-        to_agent_id=agent_id,
-        from_agent_id=event.source_agent_id,
-        from_node_id=event.source_node_id,
-        created_at=event.created_at,
-        attempt=attempt,
-        priority=event.payload.priority if isinstance(event, _ASKING) else Priority.NORMAL,
-        expects_reply=_expects_reply(event),
-        ref_event_id=event.payload.ref_event_id if isinstance(event, ReplyEvent) else None,
-        task=_brief(event) if type(event) in TASK_EVENTS else None,
-        content=content,
-    )
-
-
-def _brief(event: Event) -> TaskBrief | None:
-    match event:
-        case TaskCreateEvent(payload=said):
-            deadline_at = said.required_by or said.deadline_at
-            return TaskBrief(
-                task_id=said.task_id,
-                task_type=said.task_type,
-                capability_id=said.capability_id,
-                deadline_at=deadline_at,
-            )
-        case TaskUpdateEvent(payload=said):
-            return TaskBrief(
-                task_id=said.task_id, status=said.status, progress=said.progress, eta_at=said.revised_eta_at
-            )
-        case TaskCompleteEvent(payload=said):
-            return TaskBrief(task_id=said.task_id, result_ref=said.result_ref)
-        case TaskFailedEvent(payload=said):
-            return TaskBrief(task_id=said.task_id, failure_class=said.failure_class)
-        case _:
-            return None
-
-
-def _expects_reply(event: Event) -> bool:
-    match event:
-        case MessageEvent(payload=message):
-            return message.expects_reply
-        case TaskCreateEvent(payload=create):
-            return create.response_required
-        case _:
-            return False
-
-
 def _is_answerable(event: Event) -> bool:
-    return isinstance(event, _ASKING) and event.source_agent_id != POSTMASTER
+    return isinstance(event, ASKING) and event.source_agent_id != POSTMASTER
 
 
 def _is_about_the_reply(refusal: Refusal) -> bool:
