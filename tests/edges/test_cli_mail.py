@@ -129,6 +129,16 @@ def test_what_waits_is_said_of_whom_it_waits_for(
     assert f"  to builder@lab-jane: away{said}; it is kept for it\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("waiting", "said"), [(3, ""), (12, ", 12 waiting for it"), (None, "")])
+def test_a_backlog_is_told_also_of_who_is_there(
+    waiting: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recipient that is online and far behind will take a while; a few messages may be gone by now."""
+    recipient = {"agentId": "builder", "nodeId": "lab-jane", "isOnline": True, "waiting": waiting, "gatewayWaiting": 40}
+    mail._print_receipt({"eventId": "evt_1", "recipients": [recipient], "rejected": []})
+    assert capsys.readouterr().out == f"sent evt_1\n  to builder@lab-jane{said}\n"
+
+
 def test_a_program_is_found_where_it_was_named(tmp_path: Path, gateway: RunningGateway) -> None:
     """`agents add builder -- ./build-agent` means the one of this directory, wherever the gateway runs."""
     folder = tmp_path / "project"

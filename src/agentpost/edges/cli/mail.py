@@ -43,6 +43,8 @@ __all__ = ["only_agent", "register"]
 
 # Shorter than the client's patience with the gateway.
 _LOOK_SECONDS: Final = 5.0
+# What waits for somebody who is there is some seconds old: fewer may have gone by now.
+_BACKLOG: Final = 10
 
 # As `delivery.dispatch` has them, which takes longer to load than the command to run.
 Resolution = Literal["retry", "settle"]
@@ -395,7 +397,8 @@ def _print_receipt(receipt: dict[str, Any]) -> None:
     for recipient in receipt["recipients"]:
         name = escape(f"{recipient['agentId']}@{recipient['nodeId'] or '?'}")
         if recipient["isOnline"]:
-            stdout.print(f"  to {name}", highlight=False)
+            has_backlog = (recipient.get("waiting") or 0) >= _BACKLOG
+            stdout.print(f"  to {name}{_waiting(recipient) if has_backlog else ''}", highlight=False, soft_wrap=True)
             continue
         seen = recipient.get("lastSeenMs")
         since = f", last seen {ago(now_ms - seen)}" if seen else ""
