@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from agentpost.edges.cli import mail
-from agentpost.protocol.errors import Refusal
+from agentpost.edges.operator_client import OperatorClient
+from agentpost.protocol.errors import Code, Refusal
 from tests.edges.meshing import eventually
 from tests.edges.running import RunningGateway, agentpost, running_gateway
+from tests.store.building import refused
 from tests.warm.client import WarmProcess, start_warm
 
 
@@ -197,6 +200,20 @@ def test_mail_that_its_agent_cannot_handle_says_why(gateway: RunningGateway) -> 
     assert " failed" in agentpost(*words(gateway, "inbox", "builder")).stdout
     read = agentpost(*words(gateway, "read", sent["eventId"], "--agent", "builder")).stdout
     assert "error   it ended with code 1\n    there is no compiler\n\nBuild it.\n" in read
+
+
+def test_who_waits_for_mail_hears_that_the_gateway_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that stops lets them go early: that is not the same as that nothing came."""
+
+    def let_go(_client: OperatorClient, _path: str, _body: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(OperatorClient, "post", let_go)
+    with refused(Code.UNAVAILABLE):
+        mail.fetch("builder", wait=60, home=tmp_path)
+    with pytest.raises(typer.Exit) as waited:
+        mail.fetch("builder", wait=0, home=tmp_path)
+    assert waited.value.exit_code == 5
 
 
 def test_who_waited_in_vain_is_told_what_to_do_next(gateway: RunningGateway) -> None:

@@ -2,17 +2,22 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import typer
 from msgspec import structs
 
 from agentpost.config import Settings, load_settings, save_settings
+from agentpost.edges.cli import doctor
+from agentpost.edges.cli.output import Format
 from agentpost.protocol.errors import Refusal
 from agentpost.store.integrity import check_home
 from tests.edges.meshing import Stranger, eventually, invite
@@ -226,6 +231,18 @@ def test_doctor_says_what_is_wrong(home: Path) -> None:
     assert shown.returncode == 1
     assert "chmod 700" in shown.stdout
     assert "no gateway runs" in shown.stdout
+
+
+def test_doctor_sees_a_disk_that_is_nearly_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gateway whose disk is full takes no mail: that is told before it is so."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=12_000_000))
+    with pytest.raises(typer.Exit):
+        doctor.doctor(home=tmp_path, output=Format.JSON)
+    found = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
+    assert (found["disk"]["ok"], found["disk"]["hint"]) == (False, "Free space, or move the home to a larger disk.")
+    assert "12 MB are free" in found["disk"]["message"]
 
 
 def test_doctor_sees_a_seed_that_is_away_and_settings_that_cannot_be_read(home: Path, tmp_path: Path) -> None:

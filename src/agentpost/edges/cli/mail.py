@@ -43,6 +43,7 @@ __all__ = ["only_agent", "register"]
 
 # Shorter than the client's patience with the gateway.
 _LOOK_SECONDS: Final = 5.0
+_EARLY_SECONDS: Final = 0.5
 # What waits for somebody who is there is some seconds old: fewer may have gone by now.
 _BACKLOG: Final = 10
 
@@ -194,7 +195,11 @@ def fetch(
     client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
     name = agent or only_agent(client, said_with="its id as an argument")
     body = {"limit": limit, "waitSeconds": patience}
+    until = time.monotonic() + patience
     fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
+    if not fetched and until - time.monotonic() > _EARLY_SECONDS:
+        # Whoever waits is let go before the time is over only then.
+        raise _stopped()
     if output is Format.JSON:
         print_json(fetched)
     for engagement in fetched if output is Format.TEXT else ():
