@@ -1,7 +1,7 @@
 """`agentpost bench roundtrip`: sent, accepted, processed, seen by the sender, between two gateway processes.
 
 All guarantees are on: FULL sync on both sides, sealed content, signed heads. The sender's gateway runs in this process,
-the receiver's in one of its own, over a real link on loopback. The limits beside it are the same records written by
+the receiver's in one of its own, over a real link on loopback. Beside it are the same records written by
 hand, plain (`peers/bare`) and as sealed, chained and signed events (`peers/guarded`). Where `redis-server` and
 `nats-server` are installed the same trip goes over them in the same run, with an accepted and a processed record for
 each message. Systems take turns, and each is judged by its best round.
@@ -45,8 +45,8 @@ __all__ = [
     "settle_at_once",
 ]
 
-# The limits of this machine for two processes in Python, and who writes them by hand.
-_LIMITS: Final = {"bare writes in Python": bare_pair, "sealed and signed by hand": guarded_pair}
+# Two processes in Python that write the records by hand, and how.
+_BY_HAND: Final = {"bare writes in Python": bare_pair, "sealed and signed by hand": guarded_pair}
 _WINDOWS: Final = (1, 256, 2_048)
 _MESSAGES: Final = {1: 300, 256: 10_000, 2_048: 20_000}
 SENDER: Final = "bench-sender"
@@ -68,7 +68,7 @@ def bench_roundtrip(*, rounds: int, pair: Pair, say: Say) -> list[Metric]:
     found: dict[str, dict[int, Trip]] = {}
     with contextlib.ExitStack() as stack:
         systems: dict[str, Run] = {"agentpost": lambda window, messages: uvloop.run(_ours(pair, window, messages))}
-        for name, by_hand in _LIMITS.items():
+        for name, by_hand in _BY_HAND.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentpost-bench-"))
             systems[name] = _by_hand(stack.enter_context(by_hand(Path(folder))))
         for name, program, client, peer, trip in (
