@@ -5,6 +5,7 @@ victim    the process that is killed
 mail      two gateways' stores exchange a message, by hand
 mesh      three gateway processes join by invites and share the room
 tasks     a delegated task with an ETA and progress, and one that fails
+telling   titles, and what is left out
 pipeline  Spark over all that they said, and its report
 """
 

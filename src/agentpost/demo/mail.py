@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
+from agentpost.demo.telling import head
 
 __all__ = ["ARCHITECT", "BUILDER", "MailShown", "show_mail"]
 
@@ -45,7 +46,7 @@ def show_mail(sender: Path, receiver: Path, console: Console, *, numbers: tuple[
         lambda: agentpost("agents", "list", "--mesh", home=sender),
         lambda agents: {ARCHITECT, BUILDER} <= {agent["agentId"] for agent in agents},
     )
-    _head(console, numbers[0], "A message from laptop to laptop, through a seed that cannot read it")
+    head(console, numbers[0], "A message from laptop to laptop, through a seed that cannot read it")
     first = _send(sender, "check the release notes")
     ended = [_wait(sender, first["eventId"])]
     for step in agentpost("trace", first["eventId"], home=sender)["steps"]:
@@ -54,7 +55,7 @@ def show_mail(sender: Path, receiver: Path, console: Console, *, numbers: tuple[
         console.print(f"  [bold]{step['what']:<10}[/bold] {escape(who)}", highlight=False)
     console.print(f"  {BUILDER} says: [italic]{escape(ended[0].get('answer') or '')}[/italic]")
 
-    _head(console, numbers[1], "The same to a gateway that is dead (kill -9), and comes back")
+    head(console, numbers[1], "The same to a gateway that is dead (kill -9), and comes back")
     os.kill(agentpost("status", home=receiver)["pid"], signal.SIGKILL)
     once(lambda: _send(sender, "are you there?"), lambda receipt: not receipt["recipients"][0]["isOnline"])
     second = _send(sender, "run the nightly build")
@@ -85,8 +86,3 @@ def _wait(home: Path, event_id: str) -> dict[str, Any]:
         return agentpost("show", event_id, home=home)["deliveries"][0]
 
     return once(look, lambda delivery: delivery["isOver"] and delivery.get("answer") is not None)
-
-
-def _head(console: Console, number: int, text: str) -> None:
-    console.print()
-    console.print(f"[bold]{number}. {escape(text)}[/bold]")

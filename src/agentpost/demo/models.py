@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentpost.demo.command import agentpost
+from agentpost.demo.telling import left_out
 from agentpost.tasks import TaskOwner
 
 __all__ = ["ModelShown", "show_model"]
@@ -36,7 +37,7 @@ class ModelShown(Struct, frozen=True, kw_only=True):
 def show_model(home: Path, console: Console) -> ModelShown | None:
     """A question from a Python program, read and answered with the tools that Claude Code or Codex would have."""
     if find_spec("mcp") is None:
-        console.print("  left out: the MCP SDK is not installed (pip install 'agentpost[mcp]').")
+        left_out(console, "the MCP SDK is not installed (pip install 'agentpost[mcp]')")
         return None
     agentpost("agents", "add", _MODEL, home=home)
     shown = asyncio.run(_converse(home, console))

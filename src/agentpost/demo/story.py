@@ -12,10 +12,10 @@ from typing import Final
 import uvloop
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.mesh import show_mesh
 from agentpost.demo.pipeline import PipelineShown, has_pipeline, show_pipeline
+from agentpost.demo.telling import head, left_out
 from agentpost.store.integrity import check_home
 
 __all__ = ["DemoResult", "run_demo"]
@@ -54,11 +54,11 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
     home = root / _NODE
     home.mkdir(mode=0o700)
 
-    _head(console, 1, "A gateway appends messages, and is killed in the middle of it (kill -9)")
+    head(console, 1, "A gateway appends messages, and is killed in the middle of it (kill -9)")
     acknowledged = await asyncio.to_thread(_kill_while_appending, home)
     console.print(f"  {len(acknowledged)} messages were acknowledged as durable before it died.")
 
-    _head(console, 2, "The same home is opened again")
+    head(console, 2, "The same home is opened again")
     report = await asyncio.to_thread(check_home, home)
     found = report.outbox_last_seq
     missing = len([seq for seq in acknowledged if seq > found])
@@ -66,15 +66,15 @@ async def _story(root: Path, console: Console, *, with_pipeline: bool) -> DemoRe
     console.print(f"  Acknowledged and missing: {missing}.")
     console.print(f"  Hash chain over all of them: {'whole' if not report.problems else report.problems[0]}.")
 
-    _head(console, 3, "Three gateways on this machine join by invites")
+    head(console, 3, "Three gateways on this machine join by invites")
     lake = root / "lake" if with_pipeline and has_pipeline() else None
     mesh = await asyncio.to_thread(show_mesh, root / "mesh", lake, console)
 
-    _head(console, 11, "The pipeline on Spark reads all that was said, and finds out what became of it")
+    head(console, 11, "The pipeline on Spark reads all that was said, and finds out what became of it")
     tables: PipelineShown | None = None
     if lake is None:
         why = "Spark is not installed (pip install 'agentpost[pipeline]')" if with_pipeline else "nobody asked for it"
-        console.print(f"  left out: {why}.")
+        left_out(console, why)
     else:
         tables = await asyncio.to_thread(show_pipeline, lake, Path(tempfile.gettempdir()) / _REPORT, console)
 
@@ -124,8 +124,3 @@ def _kill_while_appending(home: Path) -> list[int]:
         lines += output.readlines()
     # The last line may have been cut off by the kill.
     return [int(line) for line in lines if line.endswith("\n")]
-
-
-def _head(console: Console, number: int, text: str) -> None:
-    console.print()
-    console.print(f"[bold]{number}. {escape(text)}[/bold]")
