@@ -12,6 +12,7 @@ import pytest
 
 from agentpost.bench.peers.bare import BarePair, bare_pair
 from agentpost.bench.peers.guarded import guarded_pair
+from agentpost.bench.peers.kept import kept_pair
 from agentpost.bench.peers.trip import BODY
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.heads import chain_over
@@ -29,6 +30,18 @@ def test_a_trip_by_hand_leaves_every_record_of_a_message(
     assert trip.p50_ms > 0
     assert _counts(tmp_path / "sender.db", "outbox", "deliveries WHERE state = 2") == [40, 40]
     assert _counts(tmp_path / "receiver.db", "inbox", "ledger WHERE state = 2", "outbox") == [40, 40, 80]
+
+
+def test_the_limit_of_the_tables_writes_what_a_gateway_writes(tmp_path: Path) -> None:
+    """In a gateway's tables each message has its delivery, its place in the streams, and what the sender mirrors."""
+    with kept_pair(tmp_path) as pair:
+        pair.trip(window=8, messages=40)
+    sender, receiver = tmp_path / "sender.db", tmp_path / "receiver.db"
+    tables = ("outbox", "streams", "deliveries WHERE state = 'Processed'", "mirror_events")
+    assert _counts(sender, *tables) == [40, 40, 40, 80]
+    assert _counts(receiver, "inbox", "ledger WHERE state = 'settled'", "outbox", "streams") == [40, 40, 80, 80]
+    assert {len(body) for body in _bodies(sender, "outbox")} == {986}
+    assert {len(body) for body in _bodies(receiver, "outbox")} == {514}
 
 
 def test_the_safe_limit_keeps_what_a_gateway_promises(tmp_path: Path) -> None:

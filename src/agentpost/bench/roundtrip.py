@@ -2,9 +2,9 @@
 
 All guarantees are on: FULL sync on both sides, sealed content, signed heads. The sender's gateway runs in this process,
 the receiver's in one of its own, over a real link on loopback. Beside it are the same records written by
-hand, plain (`peers/bare`) and as sealed, chained and signed events (`peers/guarded`). Where `redis-server` and
-`nats-server` are installed the same trip goes over them in the same run, with an accepted and a processed record for
-each message. Systems take turns, and each is judged by its best round.
+hand: plain (`peers/bare`), plain in a gateway's tables (`peers/kept`), and as sealed, chained and signed events
+(`peers/guarded`). Where `redis-server` and `nats-server` are installed the same trip goes over them in the same run,
+with an accepted and a processed record for each message. Systems take turns, and each is judged by its best round.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ import uvloop
 from agentpost.bench.measure import Metric, Say
 from agentpost.bench.peers.bare import BarePair, bare_pair
 from agentpost.bench.peers.guarded import guarded_pair
+from agentpost.bench.peers.kept import kept_pair
 from agentpost.bench.peers.nats import nats_peer, nats_trip
 from agentpost.bench.peers.redis import redis_peer, redis_trip
 from agentpost.bench.peers.running import find_program
@@ -46,7 +47,11 @@ __all__ = [
 ]
 
 # Two processes in Python that write the records by hand, and how.
-_BY_HAND: Final = {"bare writes in Python": bare_pair, "sealed and signed by hand": guarded_pair}
+_BY_HAND: Final = {
+    "bare writes in Python": bare_pair,
+    "bare writes in a gateway's tables": kept_pair,
+    "sealed and signed by hand": guarded_pair,
+}
 _WINDOWS: Final = (1, 256, 2_048)
 _MESSAGES: Final = {1: 300, 256: 10_000, 2_048: 20_000}
 SENDER: Final = "bench-sender"

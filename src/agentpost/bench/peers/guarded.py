@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agentpost.bench.peers.bare import RECEIVER_NODE, SENDER_NODE, BarePair, Mail, Row, receive, trip_pair
+from agentpost.bench.peers.bare import BarePair, Mail, receive, trip_pair
+from agentpost.bench.peers.tables import RECEIVER_NODE, SENDER_NODE, PlainTables, Row
 from agentpost.bench.peers.trip import BODY
 from agentpost.delivery.content import encode_content
 from agentpost.delivery.heads import sign_head, verify_head
@@ -96,9 +97,13 @@ class _GuardedHand:
         for _, _, event in mail:
             self._sealer.open(event)
 
-    def heard(self, frame: Any) -> list[tuple[str, str]]:
-        acks = [event.payload for event in self._read(frame) if isinstance(event, AckEvent)]
-        return [(ack.ack_type.value, ack.ref_event_id) for ack in acks]
+    def heard(self, frame: Any) -> list[tuple[str, str, bytes]]:
+        acks = zip(self._read(frame), frame[2], strict=True)
+        return [
+            (event.payload.ack_type.value, event.payload.ref_event_id, body)
+            for event, body in acks
+            if isinstance(event, AckEvent)
+        ]
 
     def _rows(self, events: Sequence[Event]) -> list[Row]:
         rows: list[Row] = []
@@ -123,9 +128,9 @@ class _GuardedHand:
 @contextlib.contextmanager
 def guarded_pair(folder: Path) -> Generator[BarePair]:
     """Sender and receiver of sealed, chained and signed events, with their databases in `folder`."""
-    with trip_pair(__name__, _GuardedHand(SENDER_NODE), folder) as pair:
+    with trip_pair(__name__, _GuardedHand(SENDER_NODE), PlainTables, folder) as pair:
         yield pair
 
 
 if __name__ == "__main__":
-    receive(_GuardedHand, port=int(sys.argv[1]), folder=Path(sys.argv[2]))
+    receive(_GuardedHand(RECEIVER_NODE), PlainTables, port=int(sys.argv[1]), folder=Path(sys.argv[2]))
