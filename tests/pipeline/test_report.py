@@ -229,6 +229,18 @@ def test_the_terminal_shows_the_same() -> None:
     assert "▁" in said
 
 
+def test_an_objective_is_not_kept_by_silence() -> None:
+    """Where nothing happened in the window of an objective, the report says that there is no data, and not "kept"."""
+    kept, missed = sample_report().objectives
+    silent = msgspec.structs.replace(kept, measured="0 of 0 in 3d", good_share=None)
+    assert [each.verdict for each in (kept, missed, silent)] == ["good", "bad", "plain"]
+    out = io.StringIO()
+    report = msgspec.structs.replace(sample_report(), objectives=(silent,))
+    print_report(report, Console(file=out, width=120))
+    assert "no data" in out.getvalue()
+    assert '<span class="word plain">no data</span>' in page(report)
+
+
 @pytest.mark.parametrize(
     ("us", "text"),
     [

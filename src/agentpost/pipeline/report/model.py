@@ -50,6 +50,13 @@ class Objective(_Value, frozen=True, kw_only=True):
     is_kept: bool
     burn_rates: dict[str, float | None] = {}
 
+    @property
+    def verdict(self) -> Verdict:
+        # Of a time in which nothing happened nobody can say that it was good.
+        if self.good_share is None and self.is_kept:
+            return "plain"
+        return "good" if self.is_kept else "bad"
+
 
 class Latency(_Value, frozen=True, kw_only=True):
     count: int

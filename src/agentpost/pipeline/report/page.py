@@ -8,6 +8,7 @@ from agentpost.pipeline.report.charts import Line, bars, lines
 from agentpost.pipeline.report.model import HourLatency, Latency, Report
 from agentpost.pipeline.report.words import (
     NOTHING,
+    OBJECTIVE_WORDS,
     burn_text,
     clock_text,
     count_text,
@@ -92,7 +93,7 @@ def _objectives(report: Report) -> str:
             escape(each.measured),
             share_text(each.good_share),
             *(_burn(each.burn_rates.get(window)) for window in windows),
-            '<span class="word good">kept</span>' if each.is_kept else '<span class="word bad">missed</span>',
+            f'<span class="word {each.verdict}">{OBJECTIVE_WORDS[each.verdict]}</span>',
         )
         for each in report.objectives
     ]

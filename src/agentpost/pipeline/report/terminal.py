@@ -9,6 +9,7 @@ from rich.table import Table
 from agentpost.pipeline.report.model import Report
 from agentpost.pipeline.report.words import (
     NOTHING,
+    OBJECTIVE_WORDS,
     bar,
     burn_text,
     clock_text,
@@ -62,7 +63,7 @@ def _print_objectives(report: Report, console: Console) -> None:
             each.target,
             each.measured,
             "  ".join(f"{window} {burn_text(rate)}" for window, rate in each.burn_rates.items()),
-            "[green]kept[/green]" if each.is_kept else "[red]missed[/red]",
+            f"[{_COLOURS[each.verdict]}]{OBJECTIVE_WORDS[each.verdict]}[/]",
         )
         for each in report.objectives
     ]

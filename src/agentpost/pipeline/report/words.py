@@ -6,6 +6,7 @@ from typing import Final
 
 __all__ = [
     "NOTHING",
+    "OBJECTIVE_WORDS",
     "bar",
     "burn_text",
     "clock_text",
@@ -19,6 +20,8 @@ __all__ = [
 
 # An en dash, for what there is no figure of.
 NOTHING: Final = "\u2013"
+# What became of an objective, by its verdict.
+OBJECTIVE_WORDS: Final[dict[str, str]] = {"good": "kept", "bad": "missed", "plain": "no data"}
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _RULES = {
