@@ -9,20 +9,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # The tests start hundreds of processes, and one that finds everything compiled starts in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
+# Which rules each run showed, for `agentpost conformance`.
+LEDGERS := .conformance
 # Tests of whole gateways wait more than they work, so more of them than there are cores run side by side.
 WORKERS ?= 6
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/pipeline --rule-ledger $(LEDGERS)/mesh.json
 # Tests write to memory where there is room for it (4 GB), so that they do not wait for each other's syncs. What outlives
 # a power cut is shown with a disk that the tests make up (tests/faults/disk.py), and memory outlives a kill.
 IN_MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 2>/dev/null && echo /dev/shm)
 test test-long: export TMPDIR := $(or $(IN_MEMORY),$(TMPDIR))
 # All tests that need Spark share a session, hence a process. What failed is remembered for the others only.
-PYTEST_SPARK = $(BIN)/pytest -p no:cacheprovider tests/pipeline
+PYTEST_SPARK = $(BIN)/pytest -p no:cacheprovider tests/pipeline --rule-ledger $(LEDGERS)/spark.json
 # What takes minutes is for test-long.
 QUICK = -m "not long"
 # Several meshes of processes share the cores, and one of them may come too late for a test. What failed so is run once
 # more, alone: a defect that always shows fails again. What passes then may still be a race of our own: it is worth a look.
-ALONE = $(BIN)/pytest --ignore tests/pipeline --last-failed --last-failed-no-failures none
+ALONE = $(BIN)/pytest --ignore tests/pipeline --last-failed --last-failed-no-failures none --rule-ledger $(LEDGERS)/alone.json
 # uv is used where it is installed; elsewhere pip fetches it into .tools, which `make clean` removes.
 UV     := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 
@@ -88,10 +90,12 @@ test-long: check .tools/yjs/.ready .tools/mcp/.ready ## the same with more round
 	@$(MAKE) --no-print-directory spark-tests QUICK=
 
 mesh-tests:
+	@rm -f $(LEDGERS)/mesh.json $(LEDGERS)/alone.json
 	@$(PYTEST) $(QUICK) || { echo "run again, alone: what failed beside others"; $(ALONE) $(QUICK); }
 
 # What they say is shown when they are over, in one piece.
 spark-tests:
+	@rm -f $(LEDGERS)/spark.json
 	@said=$$($(PYTEST_SPARK) $(QUICK) 2>&1); code=$$?; echo "$$said"; exit $$code
 
 format: $(VENV)/.dev ## let ruff tidy the code
@@ -105,8 +109,9 @@ bench: $(VENV)/.gateway ## measure, next to the limits of this machine
 	@$(BIN)/agentpost bench roundtrip
 	@$(BIN)/agentpost bench flat
 
-conformance: .tools/yjs/.ready .tools/mcp/.ready ## each rule of docs/requirements.md with the checks that show it
-	@$(BIN)/python tools/conformance.py
+conformance: .tools/yjs/.ready .tools/mcp/.ready ## each rule of docs/requirements.md with the tests that show it, which are run first
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going spark-tests mesh-tests >&2 || echo "some tests failed: see below which rules that concerns" >&2
+	@$(BIN)/agentpost conformance
 
 docs: $(VENV)/.dev ## the reference pages, made from the code, into docs/reference
 	@$(BIN)/agentpost docs --out docs/reference
@@ -117,4 +122,4 @@ lock: | $(filter .tools/%,$(UV)) ## lock the dependencies anew, with hashes
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -c requirements/gateway.txt --extra pipeline --extra mcp pyproject.toml -o requirements/pipeline.txt
 
 clean: ## remove what make made
-	@rm -rf $(VENV) .tools build docs/reference .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .tools build docs/reference .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(LEDGERS)

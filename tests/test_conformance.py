@@ -2,13 +2,27 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
-from tools import conformance
-from tools.conformance import Check, Standing, parse_rules, read_rules, standings, summary
 
+from agentpost.conformance import (
+    Check,
+    Ledger,
+    Standing,
+    find_root,
+    parse_rules,
+    read_ledgers,
+    read_rules,
+    standings,
+    summary,
+)
+from agentpost.protocol.errors import Refusal
+from tests.edges.running import agentpost
 from tests.plugins import rule_ledger
+
+ROOT = find_root(Path(__file__))
 
 RULES_PER_SECTION = {
     "ENV": 8,
@@ -48,7 +62,7 @@ TWO_RULES = """\
 FOUR_RULES = TWO_RULES.replace("## Notes", "## CUR · cursors\n\n- **CUR-1** [L2] Third.\n- **CUR-2** Fourth.\n")
 
 
-def check(rule: str, outcome: str) -> Check:
+def check(rule: str, outcome: Literal["passed", "failed", "skipped"]) -> Check:
     return Check(rule=rule, test=f"tests/test_x.py::test_{outcome}", sentence=f"It {outcome}.", outcome=outcome)
 
 
@@ -56,11 +70,11 @@ class TestTheRequirements:
     def test_every_rule_is_there_once_and_in_order(self) -> None:
         """docs/requirements.md lists each section's rules from 1 upwards, without a gap or a repeat."""
         expected = [f"{name}-{number + 1}" for name, count in RULES_PER_SECTION.items() for number in range(count)]
-        assert [rule.id for rule in read_rules(conformance.ROOT)] == expected
+        assert [rule.id for rule in read_rules(ROOT)] == expected
 
     def test_every_rule_stands_in_its_own_section(self) -> None:
         """A rule is listed under the heading that its id names."""
-        for rule in read_rules(conformance.ROOT):
+        for rule in read_rules(ROOT):
             assert rule.section.startswith(f"{rule.id.partition('-')[0]} · ")
 
     @pytest.mark.parametrize(
@@ -74,7 +88,7 @@ class TestTheRequirements:
     )
     def test_the_level_is_read(self, level: str | None, rules: str) -> None:
         """A tag gives the conformance level; a rule without one has none."""
-        levels = {rule.id: rule.level for rule in read_rules(conformance.ROOT)}
+        levels = {rule.id: rule.level for rule in read_rules(ROOT)}
         assert {levels[rule] for rule in rules.split()} == {level}
 
 
@@ -119,9 +133,12 @@ class Project:
         self.pytester.makepyfile(f"import pytest\n\n{source}")
         return self.pytester.runpytest_inprocess(*options, plugins=[rule_ledger])
 
-    def run_with_ledger(self, source: str) -> list[dict[str, str]]:
+    def run_with_ledger(self, source: str) -> list[Check]:
         self.run(source, f"--rule-ledger={self.ledger}")
-        return json.loads(self.ledger.read_text())
+        return self.written().checks
+
+    def written(self) -> Ledger:
+        return msgspec.json.decode(self.ledger.read_bytes(), type=Ledger)
 
 
 @pytest.fixture
@@ -223,6 +240,17 @@ def test_claims_nothing():
     pass
 '''
 
+# In the order of their names: tests that run beside each other end in none.
+OUTCOMES_LEFT = [
+    ("ENV-1", "test_cannot_end", "failed"),
+    ("ENV-1", "test_cannot_start", "failed"),
+    ("ENV-1", "test_fails", "failed"),
+    ("ENV-1", "test_is_known_to_fail", "skipped"),
+    ("ENV-1", "test_passes", "passed"),
+    ("ENV-2", "test_passes", "passed"),
+    ("ENV-1", "test_skips", "skipped"),
+]
+
 INTERRUPTED = """
 @pytest.mark.req("ENV-1")
 def test_it():
@@ -244,26 +272,26 @@ class TestTheLedger:
     def test_each_claim_is_a_row(self, project: Project) -> None:
         """A row has the rule, the test, the first line of its docstring and the outcome of all its phases."""
         rows = project.run_with_ledger(OUTCOMES)
-        assert rows[0] == {
-            "rule": "ENV-1",
-            "test": "test_each_claim_is_a_row.py::test_passes",
-            "sentence": "It holds.",
-            "outcome": "passed",
-        }
-        assert [(row["rule"], row["test"].partition("::")[2], row["outcome"]) for row in rows] == [
-            ("ENV-1", "test_passes", "passed"),
-            ("ENV-2", "test_passes", "passed"),
-            ("ENV-1", "test_fails", "failed"),
-            ("ENV-1", "test_skips", "skipped"),
-            ("ENV-1", "test_is_known_to_fail", "skipped"),
-            ("ENV-1", "test_cannot_start", "failed"),
-            ("ENV-1", "test_cannot_end", "failed"),
-        ]
+        passed = "test_each_claim_is_a_row.py::test_passes"
+        assert Check(rule="ENV-1", test=passed, sentence="It holds.", outcome="passed") in rows
+        assert [(row.rule, row.test.partition("::")[2], row.outcome) for row in rows] == OUTCOMES_LEFT
+        assert project.written().complete
+
+    def test_processes_beside_each_other_leave_one_ledger(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What tests show in the processes of pytest-xdist is in the ledger as if one had run them all."""
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        project.pytester.makepyfile(f"import pytest\n\n{OUTCOMES}")
+        plugins = ("-p", "xdist.plugin", "-p", rule_ledger.__name__)
+        project.pytester.runpytest_subprocess(*plugins, "-n", "2", f"--rule-ledger={project.ledger}")
+        rows = project.written().checks
+        assert [(row.rule, row.test.partition("::")[2], row.outcome) for row in rows] == OUTCOMES_LEFT
 
     def test_marks_of_module_and_test_add_up(self, project: Project) -> None:
         """Each parameter set is a check of its own, and a rule that is named twice counts once."""
         rows = project.run_with_ledger(INHERITED)
-        assert [(row["rule"], row["test"].partition("::")[2]) for row in rows] == [
+        assert [(row.rule, row.test.partition("::")[2]) for row in rows] == [
             ("ENV-2", "test_it[1]"),
             ("ENV-1", "test_it[1]"),
             ("ENV-2", "test_it[2]"),
@@ -271,10 +299,15 @@ class TestTheLedger:
         ]
 
     def test_an_interrupted_test_shows_nothing(self, project: Project) -> None:
-        """A test that was begun and not finished is not evidence."""
+        """A test that was begun and not finished is not evidence, and the run was not whole."""
         project.pytester.makepyfile(f"import pytest\n{INTERRUPTED}")
         project.pytester.inline_run(f"--rule-ledger={project.ledger}", plugins=[rule_ledger], no_reraise_ctrlc=True)
-        assert json.loads(project.ledger.read_text()) == []
+        assert project.written() == Ledger(complete=False, checks=[])
+
+    def test_a_test_file_that_does_not_load_is_not_a_success(self, project: Project) -> None:
+        """When tests cannot be collected, the ledger says that the run was not whole."""
+        assert project.run_with_ledger("import no_such_module") == []
+        assert not project.written().complete
 
     def test_no_option_no_file(self, project: Project) -> None:
         """Without --rule-ledger nothing is written."""
@@ -303,40 +336,36 @@ class TestTheResult:
 
     def test_a_ledger_of_other_rules_is_refused(self) -> None:
         """A row for a rule that is gone means that the ledger is out of date."""
-        with pytest.raises(ValueError, match="ENV-7"):
+        with pytest.raises(Refusal, match="ENV-7"):
             standings(parse_rules(TWO_RULES), [check("ENV-7", "passed")])
+
+
+def write_ledger(path: Path, *checks: Check, complete: bool = True) -> Path:
+    path.write_bytes(msgspec.json.encode(Ledger(complete=complete, checks=list(checks))))
+    return path
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    rows = [check("ENV-1", "passed"), check("ENV-2", "failed"), check("ROUTE-8", "skipped")]
-    path = tmp_path / "ledger.json"
-    path.write_text(json.dumps([row._asdict() for row in rows]))
-    return path
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return json.loads(capsys.readouterr().out)
+    checks = (check("ENV-1", "passed"), check("ENV-2", "failed"), check("ROUTE-8", "skipped"))
+    return write_ledger(tmp_path / "ledger.json", *checks)
 
 
 class TestTheCommand:
-    def test_the_table_is_grouped_and_ends_with_the_summary(
-        self, ledger: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_table_is_grouped_and_ends_with_the_summary(self, ledger: Path) -> None:
         """People get one row for each rule under its section, and a failed check is exit code 1."""
-        monkeypatch.setenv("COLUMNS", "120")
-        assert conformance.main(["--results", str(ledger)]) == 1
-        lines = capsys.readouterr().out.splitlines()
+        shown = agentpost("conformance", "--results", str(ledger))
+        assert shown.returncode == 1
+        lines = shown.stdout.splitlines()
         assert any("ENV · event envelope" in line for line in lines)
         assert any("ENV-2" in line and "FAILED" in line for line in lines)
         assert any("ROUTE-8" in line and '["all"]' in line and "skipped" in line for line in lines)
         assert any("OBS-11" in line and "—" in line for line in lines)
         assert lines[-1] == "112 rules: 1 shown, 1 failed, 1 skipped, 109 without a check"
 
-    def test_json_is_one_array_with_the_evidence(self, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_is_one_array_with_the_evidence(self, ledger: Path) -> None:
         """Programs get every rule with its level, its result and the tests behind it."""
-        conformance.main(["--results", str(ledger), "-o", "json"])
-        rows = printed(capsys)
+        rows = rows_of("--results", str(ledger))
         assert len(rows) == 112
         assert rows[0] == {
             "level": "L1",
@@ -346,44 +375,51 @@ class TestTheCommand:
         }
         assert rows[-1] == {"level": None, "rule": "OBS-11", "result": "none", "evidence": []}
 
-    def test_missing_lists_only_what_has_no_check(self, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_missing_lists_only_what_has_no_check(self, ledger: Path) -> None:
         """--missing leaves out every rule that some test claims, whatever became of the test."""
-        conformance.main(["--results", str(ledger), "--missing", "-o", "json"])
-        rows = printed(capsys)
+        rows = rows_of("--results", str(ledger), "--missing")
         assert {row["result"] for row in rows} == {"none"}
         assert {"ENV-1", "ENV-2", "ROUTE-8"}.isdisjoint(row["rule"] for row in rows)
 
     def test_without_a_failure_the_exit_code_is_0(self, tmp_path: Path) -> None:
         """Rules without a check are reported and do not fail the command."""
-        ledger = tmp_path / "ledger.json"
-        ledger.write_text("[]")
-        assert conformance.main(["--results", str(ledger)]) == 0
+        empty = write_ledger(tmp_path / "ledger.json")
+        assert agentpost("conformance", "--results", str(empty)).returncode == 0
+
+    def test_what_was_not_run_is_no_success(self, tmp_path: Path) -> None:
+        """A run that was cut off says so, and is exit code 1 even if nothing failed in it."""
+        cut_off = write_ledger(tmp_path / "ledger.json", check("ENV-1", "passed"), complete=False)
+        shown = agentpost("conformance", "--results", str(cut_off))
+        assert shown.returncode == 1
+        assert "not complete" in shown.stderr
 
     @pytest.mark.parametrize("text", ["", "[1]", '[{"rule": "ENV-1"}]', "{}x"])
     def test_what_is_no_ledger_is_refused(self, tmp_path: Path, text: str) -> None:
         """A file of another shape is a usage error, not a traceback."""
-        ledger = tmp_path / "ledger.json"
-        ledger.write_text(text)
-        with pytest.raises(SystemExit) as refused:
-            conformance.main(["--results", str(ledger)])
-        assert refused.value.code == 2
+        path = tmp_path / "ledger.json"
+        path.write_text(text)
+        shown = agentpost("conformance", "--results", str(path))
+        assert shown.returncode == 2
+        assert "is no ledger of a test run" in shown.stderr
 
 
-class TestTheRun:
-    @pytest.fixture(autouse=True)
-    def with_the_plugin(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PYTEST_PLUGINS", rule_ledger.__name__)
-        monkeypatch.setenv("PYTHONPATH", str(conformance.ROOT))
+def rows_of(*words: str) -> list[dict[str, Any]]:
+    return json.loads(agentpost("conformance", *words, "-o", "json").stdout)
 
-    def test_the_marked_tests_are_run(self, project: Project) -> None:
-        """The command runs the tests that claim a rule, and those only."""
-        project.pytester.makepyfile(f"import pytest\n{OUTCOMES}")
-        run = conformance.run_checks(project.pytester.path)
-        assert run.complete
-        assert len(run.checks) == 7
 
-    def test_a_test_file_that_does_not_load_is_not_a_success(self, project: Project) -> None:
-        """When tests cannot be collected the run is not complete, so the command fails."""
-        project.pytester.makepyfile("import no_such_module")
-        run = conformance.run_checks(project.pytester.path)
-        assert run == ([], False)
+class TestSeveralLedgers:
+    def test_what_was_run_again_counts_as_it_ended_last(self, tmp_path: Path) -> None:
+        """A test that failed beside others and passed alone shows its rule; other tests stay as they were."""
+        others = Check(rule="ENV-2", test="tests/test_x.py::test_other", sentence="It is.", outcome="passed")
+        again = check("ENV-1", "passed")
+        failed = Check(rule="ENV-1", test=again.test, sentence=again.sentence, outcome="failed")
+        first = write_ledger(tmp_path / "mesh.json", failed, others)
+        second = write_ledger(tmp_path / "alone.json", again)
+        assert read_ledgers([first, second]) == Ledger(complete=True, checks=[again, others])
+        assert not read_ledgers([write_ledger(first, complete=False), second]).complete
+
+    def test_outside_a_checkout_the_command_says_where_the_tests_are(self, tmp_path: Path) -> None:
+        """Rules are shown by tests, and tests are in the repository: an installed package sends people there."""
+        with pytest.raises(Refusal, match="in no checkout") as refused:
+            find_root(tmp_path)
+        assert "make conformance" in refused.value.hint

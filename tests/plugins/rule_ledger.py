@@ -6,25 +6,23 @@
 Knows which rules docs/requirements.md lists, and nothing of what they say.
 """
 
-import json
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal
 
+import msgspec
 import pytest
-from tools.conformance import REQUIREMENTS, Check, read_rules
 
+from agentpost.conformance import REQUIREMENTS, Check, Ledger, read_rules
 
-class Claim(NamedTuple):
-    """What a test says it shows: its rules, and the sentence that people read."""
+Outcome = Literal["passed", "skipped", "failed"]
 
-    rules: tuple[str, ...]
-    sentence: str
-
-
-_CLAIMS: Final = pytest.StashKey[dict[str, Claim]]()
-_OUTCOMES: Final = pytest.StashKey[dict[str, str]]()
+_CHECKS: Final = pytest.StashKey[dict[tuple[str, str], Check]]()
 _FROM_BEST_TO_WORST: Final = ("passed", "skipped", "failed")
+# Rules and sentence travel with the report of a test, from the process that ran it to the one that keeps the ledger.
+_CLAIM: Final = "rule_ledger_claim"
+# After any other status some tests were not run: interrupted, not collected, or pytest itself failed.
+_WHOLE: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_CLAIMS] = {}
-    config.stash[_OUTCOMES] = {}
+    config.stash[_CHECKS] = {}
 
 
 # First, so that a bad mark is found on a test that `-k` or `-m` would leave out.
@@ -51,7 +48,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     defects = [defect for item in marked for defect in _defects(item, known)]
     if defects:
         raise pytest.UsageError("\n".join(["bad req marks:", *(f"  {defect}" for defect in defects)]))
-    config.stash[_CLAIMS] = {item.nodeid: Claim(_rules(item), _sentence(item)) for item in marked}
 
 
 # First, hence outermost: the report as the other plugins leave it (xfail becomes skipped).
@@ -59,27 +55,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     # A setup that passed shows nothing yet: the run may be interrupted before the test itself.
-    if not (report.when == "setup" and report.passed):
-        outcomes = item.config.stash[_OUTCOMES]
-        outcomes[item.nodeid] = _worse(outcomes.get(item.nodeid, "passed"), report.outcome)
+    if item.get_closest_marker("req") and not (report.when == "setup" and report.passed):
+        setattr(report, _CLAIM, (_rules(item), _sentence(item)))
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    ledger: Path | None = session.config.getoption("--rule-ledger")
-    if ledger is not None:
-        rows = [check._asdict() for check in _checks(session.config)]
-        ledger.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+class _Collector:
+    """Hears of all reports, also of those of other processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        checks = self._config.stash[_CHECKS]
+        rules, sentence = getattr(report, _CLAIM, ((), ""))
+        for rule in rules:
+            before = checks.get((report.nodeid, rule))
+            outcome = report.outcome if before is None else _worse(before.outcome, report.outcome)
+            checks[report.nodeid, rule] = Check(rule=rule, test=report.nodeid, sentence=sentence, outcome=outcome)
 
 
-def _checks(config: pytest.Config) -> list[Check]:
-    outcomes = config.stash[_OUTCOMES]
-    return [
-        Check(rule=rule, test=test, sentence=claim.sentence, outcome=outcomes[test])
-        for test, claim in config.stash[_CLAIMS].items()
-        if test in outcomes
-        for rule in claim.rules
-    ]
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if _ledger_of(session.config) is not None:
+        session.config.pluginmanager.register(_Collector(session.config))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    path = _ledger_of(session.config)
+    if path is not None:
+        # Several processes end their tests in no order.
+        checks = sorted(session.config.stash[_CHECKS].values(), key=lambda check: check.test)
+        ledger = Ledger(complete=exitstatus in _WHOLE, checks=checks)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(ledger)) + b"\n")
+
+
+def _ledger_of(config: pytest.Config) -> Path | None:
+    """Where the ledger is to be written; nowhere by a process that runs tests for another one."""
+    return None if hasattr(config, "workerinput") else config.getoption("--rule-ledger")
 
 
 def _known_rules(root: Path) -> frozenset[str]:
@@ -109,5 +122,5 @@ def _defects(item: pytest.Item, known: frozenset[str]) -> Sequence[str]:
     return defects
 
 
-def _worse(one: str, other: str) -> str:
+def _worse(one: Outcome, other: Outcome) -> Outcome:
     return max(one, other, key=_FROM_BEST_TO_WORST.index)

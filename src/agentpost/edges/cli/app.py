@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "setup": ("setup", "hook"),
     "reference": ("docs", "errors"),
     "demo": ("demo",),
+    "conformance": ("conformance",),
 }
 _GROUPS: Final = {
     "agents": "agents",
