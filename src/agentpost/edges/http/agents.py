@@ -111,7 +111,11 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @post("/ansible/agents/{agent_id:str}/fetch", status_code=200, summary="Fetch mail", tags=["pull"])
     async def fetch(agent_id: str, data: Annotated[Fetch, Body()]) -> list[Engagement]:
-        """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over."""
+        """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over.
+
+        One is given however large it is, and more for as long as all have 8 MiB together, as they are sealed. So fewer
+        than `limit` do not say that no more are there: ask until none come.
+        """
         return await engine.pull.fetch(agent_id, data.limit, wait_seconds=data.wait_seconds)
 
     @post(
