@@ -306,7 +306,9 @@ def _write(file: Path, credentials: Credentials) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_private(file, msgspec.json.encode(credentials))
     except OSError as error:
-        raise Refusal(Code.HOME_UNSAFE, f"{file} cannot be written: {error.strerror}") from None
+        raise Refusal(
+            Code.HOME_UNSAFE, f"{file} cannot be written: {error.strerror}", hint="Name a file that you can write."
+        ) from None
 
 
 @asynccontextmanager

@@ -164,6 +164,8 @@ def test_what_cannot_be_accepted_leaves_nothing_behind(gateway: RunningGateway, 
     )
     assert (done.returncode, "does not answer" in done.stderr) == (3, True)
     assert list(tmp_path.iterdir()) == []
+    code, said = accept(gateway, "codex", Path("/proc/agentpost/new.json"), "x")
+    assert (code, "a file that you can write" in said) == (4, True)
     file.write_text("mine")
     assert accept(gateway, "codex", file, "x")[0] == 1
     assert file.read_text() == "mine"
