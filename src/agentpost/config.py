@@ -21,7 +21,16 @@ from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import write_private
 from agentpost.work.settings import A2aSettings, WorkSettings
 
-__all__ = ["CONFIG_FILE", "Settings", "expanded", "home_of", "load_settings", "only_home", "save_settings"]
+__all__ = [
+    "CONFIG_FILE",
+    "Settings",
+    "expanded",
+    "home_of",
+    "homes_here",
+    "load_settings",
+    "only_home",
+    "save_settings",
+]
 
 CONFIG_FILE: Final = "agentpost.toml"
 _HOMES: Final = "~/.agentpost"
@@ -78,12 +87,16 @@ def home_of(node_id: str | None, *, home: Path | None = None) -> Path:
     return only_home() if node_id is None else Path(_HOMES).expanduser() / _checked_node(node_id)
 
 
+def homes_here() -> list[Path]:
+    """The homes below ~/.agentpost that somebody can mean who does not say which."""
+    found = sorted(path for path in Path(_HOMES).expanduser().glob("*") if path.is_dir())
+    # One whose gateway never came up is not what anybody means, if there are others.
+    return [path for path in found if (path / CONFIG_FILE).exists()] or found
+
+
 def only_home() -> Path:
     """The one home below ~/.agentpost, for whoever did not say which."""
-    parent = Path(_HOMES).expanduser()
-    found = sorted(path for path in parent.glob("*") if path.is_dir())
-    # One whose gateway never came up is not what anybody means, if there are others.
-    homes = [path for path in found if (path / CONFIG_FILE).exists()] or found
+    parent, homes = Path(_HOMES).expanduser(), homes_here()
     if len(homes) == 1:
         return homes[0]
     if not homes:

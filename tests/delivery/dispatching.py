@@ -165,10 +165,10 @@ class Gateway:
         )
         return replace(event, to_nodes=(NODE,), payload=replace(event.payload, sealed=sealed, body=None))
 
-    def large_message(self, number: int) -> tuple[MessageEvent, SealedBlob]:
-        """A message whose content is too large for its event, and what it says, sealed: "large"."""
+    def large_message(self, number: int, body: str = "large") -> tuple[MessageEvent, SealedBlob]:
+        """A message whose content is too large for its event, and what it says, sealed."""
         event = self.message(number)
-        encoded = encode_content(Content(body="large"))
+        encoded = encode_content(Content(body=body))
         ref, blob = self.sealer_of(PEER).seal_blob(encoded, event_id=event.event_id, to_nodes=(NODE,))
         return replace(event, payload_ref=ref, payload=replace(event.payload, sealed=None)), blob
 

@@ -315,3 +315,44 @@ async def test_content_that_comes_late_is_fetched_when_it_is_here(gateway: Gatew
     await gateway.fetch_content(content, "ada")
     (fetched,) = await asyncio.wait_for(waiting, 10)
     assert (fetched.content.body, fetched.attempt) == ("large", 1)
+
+
+@pytest.mark.req("ENV-7")
+async def test_mail_that_cannot_be_had_hides_none_behind_it(gateway: Gateway) -> None:
+    """Whoever asks for one message gets one, though the oldest has expired and the next has not come in full."""
+    pull = a_pull(gateway)
+    large, _ = gateway.large_message(2)
+    *_, good = await gateway.arrive(gateway.message(1, expires_at_ms=START_MS + 1_000), large, gateway.message(3))
+    gateway.clock.advance(1_000)
+    assert [each.event_id for each in await pull.fetch("ada", limit=1)] == [good.event_id]
+
+
+@pytest.mark.req("RTY-4")
+async def test_an_answer_has_a_bounded_size(gateway: Gateway) -> None:
+    """Whoever asks for much large mail gets some of it; the rest is nobody's, and costs no attempt until it is asked
+    for."""
+    pull = a_pull(gateway)
+    letters = 3 * 1024 * 1024
+    large = [gateway.large_message(number, body=str(number) * letters) for number in range(1, 6)]
+    await gateway.arrive(*(event for event, _ in large), gateway.message(6))
+    for _, content in large:
+        await gateway.fetch_content(content)
+    seen = list[tuple[str, ...]]()
+    while fetched := await pull.fetch("ada", limit=256):
+        seen.append(tuple((each.content.body or "")[:5] for each in fetched))
+        assert all(each.attempt == 1 for each in fetched)
+        if len(seen) == 1:
+            entry = gateway.store.ledger_entry(large[2][0].event_id, "ada")
+            assert entry is not None
+            assert (entry.state, entry.attempts) == (LedgerState.QUEUED, 0)
+    assert seen == [("11111", "22222"), ("33333", "44444"), ("55555", "bob 6")]
+
+
+async def test_a_message_larger_than_an_answer_comes_alone(gateway: Gateway) -> None:
+    """One message is always handed over, however large it is."""
+    pull = a_pull(gateway)
+    huge, content = gateway.large_message(2, body="x" * 9 * 1024 * 1024)
+    first, _, last = await gateway.arrive(gateway.message(1), huge, gateway.message(3))
+    await gateway.fetch_content(content)
+    fetched = [[each.event_id for each in await pull.fetch("ada", limit=10)] for _ in range(3)]
+    assert fetched == [[first.event_id], [huge.event_id], [last.event_id]]

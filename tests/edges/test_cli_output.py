@@ -23,6 +23,12 @@ def test_brackets_in_a_text_are_printed_as_they_are(capsys: pytest.CaptureFixtur
     assert shown.out.startswith("Inbox of [/x]")
 
 
+def test_a_list_with_nothing_in_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """A head without a row would look as if the rest had got lost."""
+    print_table("Agents", ("agent", "state"), [])
+    assert capsys.readouterr().out == "Agents: none\n"
+
+
 def test_the_name_of_an_emoji_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Colons around a word are two colons, not a picture."""
     print_error(Refusal(Code.NOT_FOUND, "no :smile: here"), Format.TEXT)

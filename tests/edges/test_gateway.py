@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from agentpost.protocol.errors import Refusal
 from agentpost.store.integrity import check_home
 from tests.edges.meshing import Stranger, eventually, invite
 from tests.edges.running import TIMEOUT_SECONDS, agentpost, running_gateway, start_gateway
-from tests.warm.client import run_warm
+from tests.warm.client import run_warm, start_warm
 
 
 @pytest.fixture
@@ -60,6 +61,35 @@ def test_down_returns_when_the_home_is_free(home: Path) -> None:
         assert agentpost("down", "--home", str(home)).returncode == 0
         assert gateway.process.wait(TIMEOUT_SECONDS) == 0
     assert agentpost("down", "--home", str(home)).returncode == 3
+
+
+def test_down_says_on_a_line_of_its_own_that_it_has_stopped(home: Path) -> None:
+    """In a terminal what turned while the gateway drained is gone before the result is shown."""
+    here, there = os.openpty()
+    words, terminal = ("down", "--home", str(home)), {"TERM": "xterm", "NO_COLOR": ""}
+    with (
+        running_gateway(home) as gateway,
+        start_warm(*words, stdout=there, stderr=there, environment=terminal) as down,
+    ):
+        assert gateway.process.wait(TIMEOUT_SECONDS) == 0
+        assert down.wait(TIMEOUT_SECONDS) == 0
+        os.close(there)
+        shown = b""
+        with suppress(OSError):
+            while more := os.read(here, 4096):
+                shown += more
+    os.close(here)
+    assert shown.index(b"\x1b[?25h") < shown.index(b"stopped")
+
+
+def test_only_a_backbone_gateway_revokes_and_only_others(home: Path, tmp_path: Path) -> None:
+    """Whoever would throw out the gateway itself, or asks an edge node to, is told what is wrong with that."""
+    with running_gateway(home):
+        own = agentpost("revoke", "vps-jane", "--home", str(home))
+        assert (own.returncode, "does not revoke itself" in own.stderr) == (2, True)
+    with running_gateway(tmp_path / "edge", node="mbp-jane", tier="edge") as edge:
+        denied = agentpost("revoke", "vps-jane", "--home", str(edge.home))
+        assert (denied.returncode, "only backbone nodes" in denied.stderr) == (4, True)
 
 
 def test_a_node_that_was_named_is_not_taken_for_another(home: Path) -> None:
@@ -296,6 +326,8 @@ def test_a_start_that_failed_is_not_what_the_next_one_goes_by(tmp_path_factory: 
             failed = run_warm(*up, timeout=TIMEOUT_SECONDS, environment=as_user)
             assert failed.returncode == 3
             assert "choose one with --listen" in failed.stderr
+            assert failed.stderr.count("unavailable: ") == 1
+            assert "   " not in failed.stderr
         shown = run_warm("status", "-o", "json", timeout=TIMEOUT_SECONDS, environment=as_user)
         assert json.loads(shown.stdout)["nodeId"] == "vps-jane", shown.stderr
     with running_gateway(homes / "mbp-jane", node="mbp-jane"):

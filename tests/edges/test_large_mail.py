@@ -17,7 +17,7 @@ from agentpost.edges.http.parameters import MAX_CONTENT_CALL_BYTES
 from agentpost.store.home import Home
 from tests.edges.mailing import Machine, three_machines
 from tests.edges.meshing import PATIENCE_SECONDS, eventually
-from tests.edges.running import RunningGateway, running_gateway
+from tests.edges.running import RunningGateway, agentpost, running_gateway
 
 _LARGE_BYTES = 20_000_000
 
@@ -78,6 +78,49 @@ def test_content_is_taken_up_to_its_limit_however_json_spells_it(tmp_path: Path)
         path = f"/ansible/agents/architect/inbox/{taken.json()['eventId']}"
         eventually(lambda: bool(gateway.operator.get("/ansible/agents/architect/inbox")))
         assert gateway.operator.get(path)["content"]["body"] == _letters(most)
+
+
+def test_an_answer_with_several_large_messages_is_bounded(tmp_path: Path) -> None:
+    """Bodies, replies and subjects come up to a bound; what had no room is named, and is neither read nor taken."""
+    megabytes = "x" * 5_000_000
+    with running_gateway(tmp_path / "vps") as gateway:
+        post = gateway.operator
+        names = [f"worker-{number}" for number in range(3)]
+        for name in ("architect", *names):
+            post.post("/ansible/agents", {"agentId": name})
+        asked = {"fromAgentId": "architect", "toAgents": names, "subject": megabytes, "context": {"data": megabytes}}
+        event_id = post.post("/ansible/messages", asked)["eventId"]
+        for name in names:
+            eventually(lambda name=name: bool(post.get(f"/ansible/agents/{name}/inbox")))
+            (line,) = post.get(f"/ansible/agents/{name}/inbox")
+            assert len(line["subject"]) <= 1_000
+            post.post(f"/ansible/agents/{name}/inbox/{event_id}/reply", {"body": megabytes, "context": megabytes})
+
+        def answers() -> list[dict[str, Any]]:
+            return post.get(f"/ansible/messages/{event_id}")["deliveries"]
+
+        eventually(lambda: all(each["state"] == "Replied" for each in answers()))
+        told = answers()
+        assert [len(each.get("answer", "")) for each in told] == [5_000_000, 5_000_000, 0]
+        assert [each.get("answerLeftOut", False) for each in told] == [False, False, True]
+        shown = agentpost("show", event_id, "--home", str(gateway.home)).stdout
+        assert told[-1]["answeredByEventId"] in shown
+
+        def operation(**args: Any) -> dict[str, Any]:
+            call = {"operation": "ansible_read_messages", "args": args}
+            return post.post("/ansible/agents/architect/operations", call)["result"]
+
+        replies = [each["answeredByEventId"] for each in told]
+        found = operation(eventIds=replies, maxCharacters=100)
+        assert [each["line"]["eventId"] for each in found["bodies"]] == replies[:2]
+        assert replies[2] in found["next"]
+        assert found["unread"] == 1
+        claimed = operation(claim=True, limit=10)
+        assert len(claimed["claimed"]) == 1
+        assert "claim again" in claimed["next"]
+        fetched = agentpost("fetch", "architect", "--limit", "10", "--home", str(gateway.home))
+        assert "1 came" in fetched.stderr
+        assert "agentpost fetch architect" in fetched.stderr
 
 
 @pytest.mark.parametrize(

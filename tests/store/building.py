@@ -169,6 +169,7 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "who waits": store.waiting_agents(),
         "engaged": store.engaged_entries(),
         "expired": store.expired_mail(now_ms=1 << 60, limit=100_000),
+        "urgent": [store.urgent_unread(agent, limit=100_000) for agent in agents],
         "mirrors": store.mirrors(),
         "agents": store.local_agents(),
         "incidents": store.incidents(open_only=False),

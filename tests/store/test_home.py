@@ -222,3 +222,10 @@ def test_a_private_file_is_replaced_whole(home: Path) -> None:
     assert (home / "secret").read_bytes() == b"two"
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
     assert [path.name for path in home.iterdir()] == ["secret"]
+
+
+def test_a_home_that_cannot_be_made_is_to_be_named_elsewhere() -> None:
+    """Whoever may not write there is told so, and how to name a place of their own."""
+    with refused(Code.HOME_UNSAFE) as caught:
+        Home(Path("/proc/agentpost/vps-jane")).prepare()
+    assert "--home" in caught.value.hint

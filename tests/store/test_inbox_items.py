@@ -1,8 +1,10 @@
 """Looking at an agent's inbox: pages in both orders, one event, a conversation. Reading consumes nothing."""
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.protocol.errors import Code
+from agentpost.protocol.payloads import Priority
 from agentpost.store.interface import Store
 from agentpost.store.values import BacklogItem, LedgerState
 from agentpost.testing import START_MS, a_message
@@ -153,3 +155,22 @@ async def test_what_was_with_an_agent_is_found_after_a_start(filled: Store) -> N
         (THIRD.event_id, "eve"),
     ]
     assert found[0] == filled.ledger_entry(FIRST.event_id, "ada")
+
+
+@pytest.mark.req("OPS-5")
+async def test_urgent_mail_is_found_among_the_rest(filled: Store) -> None:
+    """What is urgent is there for each of its agents until one has read it, or dealt with it."""
+    urgent = [
+        replace(message, payload=replace(message.payload, priority=Priority.HIGH))
+        for message in (from_peer(number) for number in (7, 8, 10))
+    ]
+    seventh, eighth, tenth = (incoming(message, "ada", "eve") for message in urgent)
+    await filled.accept(a_batch(seventh, eighth, incoming(from_peer(9)), tenth, after=6))
+    assert seqs(filled.urgent_unread("ada")) == [7, 8, 10]
+    assert seqs(filled.urgent_unread("ada", limit=2)) == [7, 8]
+    assert filled.urgent_unread("ada")[0].raw == seventh.raw
+    await filled.mark_read(seventh.event.event_id, "ada", at_ms=START_MS)
+    await filled.settle(a_settlement(eighth.event))
+    assert seqs(filled.urgent_unread("ada")) == [10]
+    assert seqs(filled.urgent_unread("eve")) == [7, 8, 10]
+    assert filled.urgent_unread("nobody") == []

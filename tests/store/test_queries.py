@@ -50,5 +50,6 @@ def test_no_statement_walks_through_a_growing_table(database: Database, name: st
 
 def test_the_backlog_does_not_walk_through_what_is_settled(database: Database) -> None:
     """What an agent has open is found among what is open, however much it has settled."""
+    assert any("ledger_urgent" in step for step in plan(database, SQL.urgent_unread))
     for name in ("backlog", "backlog_newest_first", "backlog_size", "unread_size", "waiting_agents"):
         assert any("ledger_backlog" in step for step in plan(database, getattr(SQL, name)))

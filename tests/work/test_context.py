@@ -89,6 +89,27 @@ async def test_mail_that_was_read_hides_none_that_was_not(mesh: Mesh) -> None:
     assert "The disk is full." in block.text
 
 
+@pytest.mark.req("OPS-5")
+async def test_a_long_backlog_hides_nothing_urgent(mesh: Mesh) -> None:
+    """An agent with more unread mail than it is shown hears of what is urgent first, wherever that stands."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    await a.host("ada")
+    await b.host("bob")
+    for number in range(500):
+        is_urgent = number == 300
+        await a.engine.publisher.send(
+            said("The disk is full.", priority=Priority.HIGH) if is_urgent else said(f"Old news {number}.")
+        )
+    await mesh.rest()
+    block = b.office.contexts.block("bob")
+    assert "The disk is full." in block.text.splitlines()[1]
+    assert block.unread == 500
+    assert block.unread - block.left_out == block.text.count("(high)") + block.text.count("(normal)")
+    # Its event is the turn's own: it is not told of twice.
+    (urgent,) = b.store.urgent_unread("bob")
+    assert "The disk is full." not in b.office.contexts.block("bob", besides=urgent.entry.event_id).text
+
+
 @pytest.mark.req("OPS-2", "OPS-5")
 async def test_operator_mode() -> None:
     """A gateway that engages nobody keeps the mail for its operator; one agent that wants it is engaged."""

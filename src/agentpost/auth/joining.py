@@ -178,6 +178,13 @@ class Joining:
     async def revoke(self, node_id: str, *, by: str = _OPERATOR) -> None:
         """Take room, tickets and open invites from a node. Its connections are for the caller to cut."""
         check_node_id(node_id)
+        if node_id == self._store.node_id:
+            raise Refusal(
+                Code.INVALID_FIELD,
+                "a node does not revoke itself",
+                field="node",
+                hint="Stop it with `agentpost down`; another backbone gateway can throw it out.",
+            )
         at_ms = self._clock.now_ms()
         node = self._find(node_id)
         if await self._store.revoke_node(node_id, at_ms=at_ms) or (node is not None and node.revoked_at_ms is None):

@@ -6,6 +6,7 @@ was engaged with it, and read when somebody opened it here; neither says anythin
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 from msgspec import Struct
 
@@ -26,9 +27,14 @@ from agentpost.world import Clock
 
 __all__ = ["Answered", "InboxLine", "InboxMessage", "Mailroom"]
 
+_LONGEST_SUBJECT: Final = 1_000
+
 
 class InboxLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One message as a list shows it. `subject` is None where there is none, or where it cannot be opened."""
+    """One message as a list shows it. `subject` is None where there is none, or where it cannot be opened.
+
+    A list is bounded: of a long subject it has the beginning, and the message itself has all of it.
+    """
 
     event_id: EventId
     corr_id: str
@@ -211,7 +217,8 @@ def _subject(open_content: Callable[[Event], Content], event: Event) -> tuple[st
     except Refusal as refusal:
         # A list with one message that cannot be opened is still a list.
         return None, refusal.message
-    return content.subject or content.title, None
+    subject = content.subject or content.title
+    return subject and subject[:_LONGEST_SUBJECT], None
 
 
 def _priority(event: Event) -> Priority:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.ports import Engagement, Result, Wakeups
+from agentpost.delivery.sealing import MOST_ANSWER_BYTES
 from agentpost.delivery.turns import Begun, Held, Hold, Turns
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
@@ -73,6 +74,7 @@ class Pull:
     async def fetch(self, agent_id: str, limit: int = 1, *, wait_seconds: float = 0) -> list[Engagement]:
         """The oldest mail that is nobody's, at most `limit` of it; it is the caller's until the lease is over.
 
+        Fewer come where they are large: one, and then as many as an answer has room for. The others stay nobody's.
         Where there is none, some is waited for; none after that time is an answer, too.
         """
         if not 1 <= limit <= _MOST_AT_ONCE:
@@ -143,15 +145,21 @@ class Pull:
         if agent.is_paused:
             return []
         fetched: list[Engagement] = []
-        read_through = 0
+        read_through, room_bytes = 0, MOST_ANSWER_BYTES
         while len(fetched) < limit:
             page = self._store.backlog(agent_id, after_inbox_seq=read_through, limit=_PAGE)
-            free = [item for item in page if self._is_free(item.entry, agent)][: limit - len(fetched)]
-            fetched += await self._take(free, agent)
-            if len(page) < _PAGE:
+            free = [item for item in page if self._is_free(item.entry, agent)]
+            sizes = _fitting(free[: limit - len(fetched)], room_bytes, needs_one=not fetched)
+            if free and not sizes:
                 break
+            taken = await self._take(free[: len(sizes)], agent)
+            fetched += taken
+            room_bytes -= sum(sizes[each.event_id] for each in taken)
             # What could not be handed over leaves room; the search goes on behind the last one that was looked at.
-            read_through = (free[-1] if free else page[-1]).entry.inbox_seq
+            is_through = len(sizes) == len(free)
+            if is_through and len(page) < _PAGE:
+                break
+            read_through = (page if is_through else free[: len(sizes)])[-1].entry.inbox_seq
         return fetched
 
     async def settle(self, event_id: EventId, agent_id: str, result: Result) -> bool:
@@ -286,6 +294,19 @@ class Pull:
                 Code.INVALID_TRANSITION, f"{event_id} is not with {agent_id}: it was not fetched, or was given back"
             )
         return item
+
+
+def _fitting(items: list[BacklogItem], room_bytes: int, *, needs_one: bool) -> dict[EventId, int]:
+    """The first of these that have room together, and how large each is."""
+    sizes: dict[EventId, int] = {}
+    for item in items:
+        ref = decode_event(item.raw).payload_ref
+        size_bytes = len(item.raw) + (0 if ref is None else ref.size_bytes)
+        room_bytes -= size_bytes
+        if room_bytes < 0 and (sizes or not needs_one):
+            break
+        sizes[item.entry.event_id] = size_bytes
+    return sizes
 
 
 async def _wait(grew: asyncio.Event, most_seconds: float) -> None:

@@ -28,10 +28,12 @@ from agentpost.store.blobs import SealedBlob, open_blob, seal_blob
 from agentpost.store.interface import Store
 from agentpost.world import Chance, Clock
 
-__all__ = ["MAX_CONTENT_BYTES", "MAX_PAYLOAD_BYTES", "SUITE", "SealFor", "Sealer"]
+__all__ = ["MAX_CONTENT_BYTES", "MAX_PAYLOAD_BYTES", "MOST_ANSWER_BYTES", "SUITE", "SealFor", "Sealer"]
 
 SUITE: Final = "x25519-hkdf-sha256-aes256gcm"
 MAX_CONTENT_BYTES: Final = 64 * 1024 * 1024
+# Of what one answer hands over from several messages: the gateway holds all of it, its caller gets it in one piece.
+MOST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
 _COMMITMENT: Final = bytes(32)
 # What a blob of the largest content can have in it: the commitment, and a tag for each chunk.

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from agentpost.delivery.sealing import Sealer
+from agentpost.delivery.sealing import MOST_ANSWER_BYTES, Sealer
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Delivery, has_failed
 from agentpost.protocol.errors import Code, Refusal
@@ -15,6 +15,8 @@ __all__ = ["SentMessage", "SentTo", "sent_message"]
 
 class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """What became of a message for one recipient. `answer` is the body of its reply.
+
+    Many large replies are not told at once: `answer_left_out` is one to be read in the inbox of who asked.
 
     `has_failed` says of one that is over that the agent has not dealt with it; `reason` says why. `resent_as` is the
     message that an operator sent instead of a dead letter.
@@ -29,6 +31,7 @@ class SentTo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     reason: str | None = None
     answered_by_event_id: EventId | None = None
     answer: str | None = None
+    answer_left_out: bool = False
     resent_as: EventId | None = None
 
 
@@ -45,12 +48,18 @@ def sent_message(store: Store, sealer: Sealer, event_id: EventId) -> SentMessage
     found = store.deliveries_of(event_id)
     if not found:
         raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} was not sent from this gateway", field="eventId")
-    return SentMessage(event_id=event_id, deliveries=[_sent_to(store, sealer, each) for each in found])
+    told: list[SentTo] = []
+    room = MOST_ANSWER_BYTES
+    for delivery in found:
+        told.append(_sent_to(store, sealer, delivery, has_room=room > 0))
+        room -= len(told[-1].answer or "")
+    return SentMessage(event_id=event_id, deliveries=told)
 
 
-def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
+def _sent_to(store: Store, sealer: Sealer, delivery: Delivery, *, has_room: bool) -> SentTo:
     # The store has one place for both: a dead letter has no answer, and nothing else is sent again.
     is_dead = delivery.state is DeliveryState.DEAD_LETTER
+    answered_by = None if is_dead else delivery.answered_by_event_id
     return SentTo(
         to_agent_id=delivery.to_agent_id,
         to_node_id=delivery.to_node_id,
@@ -59,8 +68,9 @@ def _sent_to(store: Store, sealer: Sealer, delivery: Delivery) -> SentTo:
         has_failed=has_failed(delivery),
         attempts=delivery.attempts,
         reason=delivery.reason,
-        answered_by_event_id=None if is_dead else delivery.answered_by_event_id,
-        answer=None if is_dead else _answer(store, sealer, delivery),
+        answered_by_event_id=answered_by,
+        answer=_answer(store, sealer, delivery) if answered_by and has_room else None,
+        answer_left_out=answered_by is not None and not has_room,
         resent_as=delivery.answered_by_event_id if is_dead else None,
     )
 

@@ -1,8 +1,8 @@
 """An agent outside the mesh, from its own side: its key and tokens in a file, and a proof with each call (EXT-3).
 
 The file is for its owner only. Several processes may use one: a refresh token is good once, so who refreshes holds a
-lock and looks first whether another has done it. The next refresh token is chosen here, and in the file before it is
-asked for: whoever dies before the answer is written goes on with it, and no token is ever spent twice (EXT-2).
+lock and looks first whether another has done it. Refresh tokens are chosen here, and in the file before they are asked
+for: whoever dies before the answer is written goes on with it, and no token is ever spent twice (EXT-2).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from agentpost.auth.external.scopes import operations_of
 from agentpost.auth.external.wire import REFRESH_PREFIX, SessionGrant
 from agentpost.auth.signing import from_text, to_text
 from agentpost.edges.operator_client import answer_of
-from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.errors import MEANINGS, Code, Refusal
 from agentpost.store.home import write_private
 from agentpost.world import Clock, SystemClock
 
@@ -36,7 +36,12 @@ __all__ = ["Credentials", "OutsideClient"]
 _PATH: Final = "/ansible/agent/"
 _TIMEOUT_SECONDS: Final = 20.0
 _TOKEN_BYTES: Final = 32
+_NEVER_THERE: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 _STALE: Final = (Code.EXPIRED_ACCESS_TOKEN, Code.INVALID_ACCESS_TOKEN)
+
+
+class _Unreached(Refusal):
+    """The call never left this machine."""
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -70,26 +75,26 @@ class OutsideClient:
     async def accept(
         cls, file: Path, *, url: str, agent_id: str, invite_token: str, clock: Clock | None = None
     ) -> "OutsideClient":
-        """Exchange an invite for a session, with a new key, and keep both in a file that must not be there yet."""
+        """Exchange an invite for a session, with a new key, and keep both in a file that must not be there yet.
+
+        A file of an exchange whose answer never came is gone on with.
+        """
         key = to_text(Ed25519PrivateKey.generate().private_bytes_raw())
-        # Written before the invite is used up: a directory that cannot be written to costs no invite.
-        _make(file, Credentials(url=url.rstrip("/"), agent_id=agent_id, private_key=key))
+        new = Credentials(url=url.rstrip("/"), agent_id=agent_id, private_key=key, refresh_token=_new_refresh_token())
+        is_begun = _is_begun(file, new)
+        if not is_begun:
+            # Written before the invite is used up: what goes wrong from here on costs no invite.
+            _make(file, new)
         client = cls(file, clock=clock)
         try:
-            await client._take(
-                "auth/exchange",
-                invite_token,
-                lambda nonce, proof: {
-                    "inviteToken": invite_token,
-                    "agentId": agent_id,
-                    "nonce": nonce,
-                    "clientPubKey": _public(client._key),
-                    "clientProof": proof,
-                },
-            )
-        except BaseException:
+            await client._exchange(invite_token, is_begun=is_begun)
+        except BaseException as error:
             await client.close()
-            await asyncio.to_thread(file.unlink)
+            if _is_definite(error):
+                if not is_begun:
+                    await asyncio.to_thread(file.unlink)
+            elif isinstance(error, Refusal):
+                error.hint = f"Nobody knows whether the invite was used: say the same again, {file} goes on with it."
             raise
         return client
 
@@ -164,9 +169,33 @@ class OutsideClient:
                 self._keep(refresh_token=self._credentials.next_refresh_token, next_refresh_token="")
                 await self._rotate()
 
+    async def _exchange(self, invite_token: str, *, is_begun: bool) -> None:
+        chosen = self._credentials.refresh_token
+
+        def body_of(nonce: str, proof: str) -> dict[str, Any]:
+            return {
+                "inviteToken": invite_token,
+                "agentId": self.agent,
+                "nonce": nonce,
+                "clientPubKey": _public(self._key),
+                "clientProof": proof,
+                "refreshToken": chosen,
+            }
+
+        try:
+            await self._take("auth/exchange", invite_token, body_of, bh=body_hash(chosen.encode()))
+        except Refusal as refusal:
+            if not is_begun:
+                raise
+            try:
+                await self._rotate()
+            except Refusal:
+                # The last try did not get through either.
+                raise refusal from None
+
     async def _rotate(self) -> None:
         if not self._credentials.next_refresh_token:
-            self._keep(next_refresh_token=REFRESH_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES))
+            self._keep(next_refresh_token=_new_refresh_token())
         token, following = self._credentials.refresh_token, self._credentials.next_refresh_token
 
         def body_of(nonce: str, proof: str) -> dict[str, Any]:
@@ -208,7 +237,8 @@ class OutsideClient:
                 )
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 problem = f"the gateway at {self._credentials.url} does not answer: {error}"
-                raise Refusal(Code.UNAVAILABLE, problem, hint="Check the address, and whether it runs.") from None
+                kind = _Unreached if isinstance(error, _NEVER_THERE) else Refusal
+                raise kind(Code.UNAVAILABLE, problem, hint="Check the address, and whether it runs.") from None
             self._nonce = response.headers.get("dpop-nonce", self._nonce)
             if is_last or USE_NONCE not in response.headers.get("www-authenticate", ""):
                 return answer_of(response.status_code, response.content)
@@ -242,6 +272,27 @@ def _read(file: Path) -> Credentials:
     raise Refusal(Code.NOT_FOUND, problem, hint=hint)
 
 
+def _new_refresh_token() -> str:
+    return REFRESH_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def _is_begun(file: Path, wanted: Credentials) -> bool:
+    """Whether this is the file of such an exchange, of which nobody knows whether it got through."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Credentials)
+    except (OSError, msgspec.MsgspecError):
+        return False
+    is_same = (found.url, found.agent_id) == (wanted.url, wanted.agent_id)
+    return is_same and not found.access_token and bool(found.refresh_token)
+
+
+def _is_definite(error: BaseException) -> bool:
+    """Whether nothing can have come of a call that ended so."""
+    if isinstance(error, _Unreached):
+        return True
+    return isinstance(error, Refusal) and MEANINGS[error.code].status < 500
+
+
 def _make(file: Path, credentials: Credentials) -> None:
     if file.exists():
         raise Refusal(
@@ -255,7 +306,9 @@ def _write(file: Path, credentials: Credentials) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_private(file, msgspec.json.encode(credentials))
     except OSError as error:
-        raise Refusal(Code.HOME_UNSAFE, f"{file} cannot be written: {error.strerror}") from None
+        raise Refusal(
+            Code.HOME_UNSAFE, f"{file} cannot be written: {error.strerror}", hint="Name a file that you can write."
+        ) from None
 
 
 @asynccontextmanager

@@ -58,6 +58,7 @@ def open_agent_session(tx: Transaction, session: AgentSession, refresh: RefreshT
     at_ms = session.created_at_ms
     live = _number(tx.database.row(SQL.count_live_sessions, (session.agent_id, at_ms)))
     invite = check_usable(agent_invite(tx.database, session.invite_id), session, live_sessions=live)
+    check_new_refresh_token(refresh_token(tx.database, refresh.token_hash), field="refreshToken")
     tx.database.run(SQL.consume_agent_invite, (at_ms, session.session_id, invite.invite_id))
     tx.database.run(
         SQL.create_agent_session,

@@ -37,10 +37,10 @@ def check_usable(invite: AgentInvite | None, session: AgentSession, *, live_sess
     return invite
 
 
-def check_new_refresh_token(found: RefreshToken | None) -> None:
-    """Refuse a successor that is there already: each token is one for once."""
+def check_new_refresh_token(found: RefreshToken | None, *, field: str = "nextRefreshToken") -> None:
+    """Refuse a token that is there already: each is one for once."""
     if found is not None:
-        raise Refusal(Code.INVALID_FIELD, "this token was given before: choose another", field="nextRefreshToken")
+        raise Refusal(Code.INVALID_FIELD, "this token was given before: choose another", field=field)
 
 
 def turn_of(

@@ -41,7 +41,8 @@ class Home:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.keys.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise Refusal(Code.HOME_UNSAFE, f"the home {self.path} cannot be made: {error.strerror}") from None
+            problem = f"the home {self.path} cannot be made: {error.strerror}"
+            raise Refusal(Code.HOME_UNSAFE, problem, hint="Name a directory of yours with --home.") from None
         for directory in (self.path, self.keys):
             mode = directory.stat().st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):

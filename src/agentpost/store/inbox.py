@@ -20,6 +20,7 @@ from agentpost.store.rules import (
     check_in_time,
     expect_entry,
     expect_open_entry,
+    is_urgent,
     never_accepted,
     unseen,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "restart_cursor",
     "settle",
     "settle_all",
+    "urgent_unread",
     "waiting_agents",
 ]
 
@@ -126,6 +128,7 @@ class _Taking:
         self._open_rows: dict[str, list[str]] = {}
         self._closed_rows: dict[Row, list[str]] = {}
         self._expiring: list[Row] = []
+        self._urgent: list[Row] = []
         self.in_inbox: dict[str, int] = {}
         # Ids under which something of another node stands in the inbox.
         self.taken_ids: dict[EventId, None] = {}
@@ -140,6 +143,8 @@ class _Taking:
         if inbound.event.expires_at is not None and inbound.acks:
             expires_at_ms = parse_ms(inbound.event.expires_at, field="expiresAt")
             self._expiring.append((expires_at_ms, inbound.event.event_id))
+        if is_urgent(inbound.event) and inbound.acks:
+            self._urgent.append((inbound.event.event_id,))
         if inbound.desk is not None:
             self._take_at_desk(inbound, inbound.desk)
             return
@@ -199,6 +204,8 @@ class _Taking:
             database.run_packed(SQL.close_ledger_entries, how, rows)
         if self._expiring:
             database.run_many(SQL.set_expiry, self._expiring)
+        if self._urgent:
+            database.run_many(SQL.mark_urgent, self._urgent)
 
 
 def _quarantine(tx: Transaction, batch: Acceptance) -> None:
@@ -377,6 +384,10 @@ def waiting_agents(database: Database) -> list[str]:
 
 def expired_mail(database: Database, now_ms: int, limit: int) -> list[BacklogItem]:
     return [_item(row) for row in database.rows(SQL.expired_mail, (now_ms, limit))]
+
+
+def urgent_unread(database: Database, to_agent_id: str, limit: int) -> list[BacklogItem]:
+    return [_item(row) for row in database.rows(SQL.urgent_unread, (to_agent_id, limit))]
 
 
 def engaged_entries(database: Database) -> list[LedgerEntry]:

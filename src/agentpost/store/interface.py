@@ -205,6 +205,10 @@ class Store(ExternalStore, Protocol):
         """What waits for an agent and may not be given to it any more (ENV-7), what expired first at first."""
         ...
 
+    def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
+        """Messages of high priority that the agent has neither settled nor looked at, oldest first."""
+        ...
+
     def engaged_entries(self) -> list[LedgerEntry]:
         """What is with an agent and has no outcome, oldest first. After a start nobody knows what became of it."""
         ...

@@ -44,6 +44,7 @@ class MemoryExternal(MemoryNotes):
         at_ms = session.created_at_ms
         live = [each for each in self.agent_sessions(agent_id=session.agent_id, limit=1 << 30) if each.is_live(at_ms)]
         invite = check_usable(self.agent_invite(session.invite_id), session, live_sessions=len(live))
+        check_new_refresh_token(self.refresh_token(refresh.token_hash), field="refreshToken")
         used = replace(invite, consumed_at_ms=at_ms, session_id=session.session_id)
         self._agent_invites[invite.invite_id] = used
         self._agent_sessions[session.session_id] = session

@@ -296,6 +296,10 @@ class MemoryInbox(MemoryOutbox):
         found.sort(key=lambda each: each[:3])
         return [self._backlog_item(entry) for until_ms, _, _, entry in found if until_ms <= now_ms][:limit]
 
+    def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
+        unread = self.backlog(to_agent_id, limit=len(self._open), unread_only=True)
+        return [item for item in unread if rules.is_urgent(self._inbound(item.entry).event)][:limit]
+
     def engaged_entries(self) -> list[LedgerEntry]:
         self._check_open()
         entries = [self._ledger[pair] for pair in self._open]

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
 from agentpost.protocol.delivery import Change, Delivery, advance
-from agentpost.protocol.envelope import Event
+from agentpost.protocol.envelope import Event, MessageEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.payloads import Priority
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.values import (
     CHAIN_START,
@@ -54,6 +55,7 @@ __all__ = [
     "expect_entry",
     "expect_open_entry",
     "inbox_watermark",
+    "is_urgent",
     "mirror_slice",
     "move_deliveries",
     "never_accepted",
@@ -109,6 +111,11 @@ def encode_for_outbox(event: Event) -> bytes:
 def unplaced(event_id: EventId) -> Refusal:
     """The answer to a delivery, or a resend, whose event is not appended with it: it would have no place."""
     return Refusal(Code.NOT_FOUND, f"{event_id} is not among the events appended with its delivery", field="eventId")
+
+
+def is_urgent(event: Event) -> bool:
+    """OPS-5: a message whose sender would have it seen before others."""
+    return type(event) is MessageEvent and event.payload.priority is Priority.HIGH
 
 
 def check_in_time(raw: bytes, event_id: EventId, *, now_ms: int) -> None:

@@ -272,6 +272,9 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
         return inbox.expired_mail(self._reader(), now_ms, limit)
 
+    def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
+        return inbox.urgent_unread(self._reader(), to_agent_id, limit)
+
     def engaged_entries(self) -> list[LedgerEntry]:
         return inbox.engaged_entries(self._reader())
 

@@ -121,10 +121,13 @@ class Contexts:
             )
 
     def _unread(self, agent_id: str, besides: EventId | None) -> tuple[list[BacklogItem], int]:
-        """The oldest unread mail, and how much more there is."""
+        """The oldest unread mail and the oldest that is urgent, and how much more there is."""
         items = self._store.backlog(agent_id, limit=_MOST_ITEMS, unread_only=True)
         unseen = 0
         if len(items) == _MOST_ITEMS:
+            shown_through = items[-1].entry.inbox_seq
+            urgent = self._store.urgent_unread(agent_id, limit=_MOST_ITEMS)
+            items += [item for item in urgent if item.entry.inbox_seq > shown_through]
             unseen = self._store.backlog_size(agent_id, unread_only=True) - len(items)
         # An offered task stands among the tasks.
         mail = [

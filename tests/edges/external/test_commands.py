@@ -47,8 +47,11 @@ def test_an_operator_invites_watches_and_ends_an_agent(tmp_path: Path) -> None:
         assert actions[-1] == "agent.revoked"
         assert "agent.exchanged" in agentpost("audit", "--home", str(home)).stdout
         shown = agentpost("agent", "invite", "--agent", "codex", "-s", "message.read", "--home", str(home))
-        assert "agp_invite_" in shown.stdout
-        assert gateway.url in shown.stdout
+        (line,) = (line for line in shown.stdout.splitlines() if line.startswith("agentpost "))
+        *words, file = line.split()[1:]
+        assert file == "codex.json"
+        accepted = agentpost(*words, str(tmp_path / file))
+        assert accepted.returncode == 0, accepted.stderr
     assert not any(secret in gateway.log for secret in {token, *codex.secrets})
 
 

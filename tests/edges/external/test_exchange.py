@@ -1,5 +1,6 @@
 """Invite and exchange: what is refused, in which order, and that nothing is used up by what is refused."""
 
+import secrets
 import threading
 from copy import deepcopy
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agentpost.protocol.errors import Code, Refusal
-from tests.edges.external.client import EXCHANGE, code_of, jwk_of, sha
+from tests.edges.external.client import EXCHANGE, b64, code_of, jwk_of, sha
 from tests.edges.external.conftest import Door
 
 
@@ -46,6 +47,21 @@ def test_an_invite_is_good_for_one_exchange(gate: Door) -> None:
     token = gate.invite()
     assert gate.client().exchange(token).status_code == 200
     assert code_of(gate.client().exchange(token)) == (409, "invite_used")
+
+
+@pytest.mark.req("EXT-2")
+def test_a_client_may_choose_its_first_refresh_token(gate: Door) -> None:
+    """It is the session's; one that is no such token, that the proof does not cover, or that was given is refused."""
+    client, token, chosen = gate.client(), gate.invite(), f"agp_refresh_{b64(secrets.token_bytes(32))}"
+    client.secrets.add(chosen)
+    covered = {"bh": sha(chosen)}
+    assert code_of(client.exchange(token, refreshToken="agp_refresh_1", proof=covered)) == (400, "invalid_field")
+    assert code_of(client.exchange(token, refreshToken=chosen)) == (401, "invalid_invite")
+    assert client.exchange(token, refreshToken=chosen, proof=covered).json()["refreshToken"] == chosen
+    again = gate.invite()
+    assert code_of(client.exchange(again, refreshToken=chosen, proof=covered)) == (400, "invalid_field")
+    assert client.refresh(chosen).status_code == 200
+    assert gate.client().exchange(again).status_code == 200, "what was refused used nothing up"
 
 
 @pytest.mark.req("EXT-2")

@@ -6,7 +6,9 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from mcp.client.client import Client as McpClient
 from mcp.client.stdio import StdioServerParameters
@@ -90,6 +92,68 @@ async def test_a_session_that_is_over_says_so(gateway: RunningGateway, tmp_path:
         assert refused.value.code is Code.INVALID_REFRESH_TOKEN
 
 
+class Died(BaseException):
+    """The end of the process, as far as the client hears of it."""
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise Died
+
+
+async def is_cut_off(http: httpx.AsyncClient, *words: Any, **more: Any) -> httpx.Response:
+    """The gateway gets the call, and its answer gets lost."""
+    await http.request("POST", *words, **more)
+    raise httpx.ReadError("cut off")
+
+
+@pytest.mark.req("EXT-2")
+@pytest.mark.parametrize(
+    ("where", "name", "instead", "problem"),
+    [(OutsideClient, "_keep", dies, Died), (httpx.AsyncClient, "post", is_cut_off, Refusal)],
+    ids=["dies", "cut off"],
+)
+async def test_an_answer_that_gets_lost_costs_no_invite(
+    gateway: RunningGateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: Any,
+    name: str,
+    instead: Any,
+    problem: type[BaseException],
+) -> None:
+    """Whoever dies between the exchange and its answer says the same again, and has the session that was opened."""
+    agent, file = f"lost-{name.strip('_')}", tmp_path / "lost.json"
+    token = invite(gateway, agent)
+    with monkeypatch.context() as broken:
+        broken.setattr(where, name, instead)
+        with pytest.raises(problem) as lost:
+            await OutsideClient.accept(file, url=gateway.url, agent_id=agent, invite_token=token)
+    if isinstance(lost.value, Refusal):
+        assert "say the same again" in str(lost.value.hint)
+    assert len(gateway.operator.get("/ansible/agent/sessions", {"agentId": agent})) == 1
+    assert accept(gateway, agent, tmp_path / "other.json", token)[0] == 1, "it is used up for everybody else"
+    code, said = accept(gateway, agent, file, token)
+    assert (code, json.loads(said)["scopes"]) == (0, SCOPES)
+    async with OutsideClient(file) as client:
+        assert (await client.call("ansible_status", {}))["agentId"] == agent
+    (session,) = gateway.operator.get("/ansible/agent/sessions", {"agentId": agent})
+    assert session["state"] == "live"
+
+
+async def test_a_try_that_never_got_there_is_gone_on_with(gateway: RunningGateway, tmp_path: Path) -> None:
+    """The file of a try that came to nothing is used again; one with a session, or of another agent, is not."""
+    file = tmp_path / "begun.json"
+    token = invite(gateway, "begun")
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(OutsideClient, "_post", dies)
+        with pytest.raises(Died):
+            await OutsideClient.accept(file, url=gateway.url, agent_id="begun", invite_token=token)
+    assert accept(gateway, "another", file, token)[0] == 1
+    assert accept(gateway, "begun", file, "agp_invite_wrong")[0] == 4
+    assert accept(gateway, "begun", file, token)[0] == 0
+    assert accept(gateway, "begun", file, invite(gateway, "begun"))[0] == 1
+
+
 def test_what_cannot_be_accepted_leaves_nothing_behind(gateway: RunningGateway, tmp_path: Path) -> None:
     """A wrong token, a gateway that is not there, a file that exists: a sentence, and no file."""
     file = tmp_path / "new.json"
@@ -100,6 +164,8 @@ def test_what_cannot_be_accepted_leaves_nothing_behind(gateway: RunningGateway, 
     )
     assert (done.returncode, "does not answer" in done.stderr) == (3, True)
     assert list(tmp_path.iterdir()) == []
+    code, said = accept(gateway, "codex", Path("/proc/agentpost/new.json"), "x")
+    assert (code, "a file that you can write" in said) == (4, True)
     file.write_text("mine")
     assert accept(gateway, "codex", file, "x")[0] == 1
     assert file.read_text() == "mine"

@@ -90,6 +90,19 @@ def test_all_programs_are_set_up_and_put_back_to_the_byte(home: Path) -> None:
     assert files_of(home) == before
 
 
+def test_one_of_several_homes_has_to_be_named(home: Path) -> None:
+    """A program that would not know which gateway is meant is not set up; one that is told is."""
+    for name in ("mbp-jane", "vps-jane"):
+        (home / ".agentpost" / name).mkdir(parents=True)
+    before = files_of(home)
+    with pytest.raises(Refusal, match="several homes: mbp-jane, vps-jane"):
+        setup(home, "claude")
+    assert files_of(home) == before
+    setup(home, "claude", "--home", str(home / ".agentpost/vps-jane"))
+    setup(home, "claude", "--remove")
+    assert files_of(home) == before
+
+
 def test_a_dry_run_shows_the_difference_and_changes_nothing(home: Path) -> None:
     """`--dry-run` prints what would be added, file by file."""
     before = files_of(home)

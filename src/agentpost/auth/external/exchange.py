@@ -64,7 +64,13 @@ class SessionDesk:
         now_ms = self._clock.now_ms()
         key = client_key(request.client_pub_key)
         await use_once(self._guard, "-" if key is None else key.thumbprint, request.nonce, now_ms=now_ms)
-        expected = Expected(method=call.method, urls=call.urls, token=request.invite_token)
+        chosen = request.refresh_token
+        expected = Expected(
+            method=call.method,
+            urls=call.urls,
+            token=request.invite_token,
+            body=None if chosen is None else chosen.encode(),
+        )
         try:
             proof = read_proof(request.client_proof)
             if key is None or key.thumbprint != proof.key.thumbprint:
@@ -74,7 +80,8 @@ class SessionDesk:
             raise unproven(Code.INVALID_INVITE, flaw, field="clientProof") from None
         attempt.is_proven = True
         check_origin(call.origin, invite.origins)
-        refresh_token, refresh_until_ms = self._new_refresh_token(), now_ms + self._lifetimes.refresh_seconds * 1000
+        refresh_token = chosen or self._new_refresh_token()
+        refresh_until_ms = now_ms + self._lifetimes.refresh_seconds * 1000
         session = AgentSession(
             session_id=self._ids.make(SessionId),
             family_id=self._ids.make(FamilyId),

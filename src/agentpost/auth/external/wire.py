@@ -77,16 +77,24 @@ class NewAgentInvite(Discreet, frozen=True, kw_only=True):
     expires_at: str
 
 
-class ExchangeRequest(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`client_pub_key` is a public JWK, `client_proof` a proof with it whose `jti` is the `nonce`."""
+ChosenToken = Annotated[str, Meta(pattern=f"^{REFRESH_PREFIX}[A-Za-z0-9_-]{{43}}$")]
 
-    secret = frozenset({"invite_token", "nonce", "client_proof"})
+
+class ExchangeRequest(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`client_pub_key` is a public JWK, `client_proof` a proof with it whose `jti` is the `nonce`.
+
+    A client that may die before it has written the answer down chooses its refresh token itself, and writes that down
+    first: 32 random bytes. The `bh` of its proof is of that token.
+    """
+
+    secret = frozenset({"invite_token", "nonce", "client_proof", "refresh_token"})
 
     invite_token: Text
     agent_id: Text
     nonce: Text
     client_pub_key: dict[str, Any]
     client_proof: Token
+    refresh_token: ChosenToken | None = None
 
 
 class RefreshRequest(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +109,7 @@ class RefreshRequest(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=
     refresh_token: Text
     nonce: Text
     proof: Token
-    next_refresh_token: Annotated[str, Meta(pattern=f"^{REFRESH_PREFIX}[A-Za-z0-9_-]{{43}}$")] | None = None
+    next_refresh_token: ChosenToken | None = None
 
 
 class SessionGrant(Discreet, frozen=True, kw_only=True):

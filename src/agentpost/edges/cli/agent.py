@@ -100,11 +100,11 @@ def invite(
         print_json(made)
         return
     url = client.get("/operator/status")["url"]
-    stdout.print(f"For {escape(agent)}, before {made['expiresAt']}:", highlight=False)
-    stdout.print(f"  gateway  {escape(url)}", highlight=False)
-    stdout.print(f"  invite   {made['inviteToken']}", highlight=False, soft_wrap=True)
-    stdout.print(f"  scopes   {' '.join(made['scopes'])}", highlight=False, soft_wrap=True)
-    stdout.print("It is exchanged at /ansible/agent/auth/exchange; docs/external-agents.md shows how.", highlight=False)
+    taken = f"agentpost agent accept --url {url} --agent {agent} --token {made['inviteToken']}"
+    stdout.print(f"Where {escape(agent)} runs, before {made['expiresAt']}:", highlight=False)
+    stdout.print(f"{escape(taken)} --credentials {escape(agent)}.json", highlight=False, soft_wrap=True)
+    stdout.print(f"  scopes: {' '.join(made['scopes'])}", highlight=False, soft_wrap=True)
+    stdout.print("  A program of its own exchanges it at /ansible/agent/auth/exchange.", highlight=False)
 
 
 @agent_app.command(epilog="Example: [bold]agentpost agent sessions --agent codex -o json[/bold]")

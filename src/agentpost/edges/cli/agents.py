@@ -105,7 +105,11 @@ def list_agents(
 def remove(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Take an agent away. Mail for it is no longer accepted here; what it has not settled stays in its inbox."""
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).delete(path_of("ansible", "agents", agent_id))
-    _said(done, f"{agent_id} is gone", output)
+    waiting = done["waiting"]
+    kept = (
+        f"; {waiting:,} wait{'s' if waiting == 1 else ''} in its inbox, for when it is added again" if waiting else ""
+    )
+    _said(done, f"{agent_id} is gone{kept}", output)
 
 
 @agents_app.command(epilog="Example: [bold]agentpost agents pause builder[/bold]")

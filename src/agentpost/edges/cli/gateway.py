@@ -184,8 +184,7 @@ def _start_detached(settings: Settings, output: Format) -> None:
     client = OperatorClient(settings.home)
     for _ in _until_timeout():
         if process.poll() is not None:
-            last = log.read_text("utf-8", "replace").strip().splitlines()[-2:]
-            raise Refusal(Code.UNAVAILABLE, f"the gateway did not start: {' '.join(last)}", hint=f"See {log}.")
+            raise _not_started(log)
         try:
             found = client.get("/operator/status")
         except Refusal:
@@ -205,25 +204,39 @@ def _start_detached(settings: Settings, output: Format) -> None:
     raise Refusal(Code.UNAVAILABLE, f"the gateway was not ready within {_WAIT_SECONDS:.0f} s", hint=f"See {log}.")
 
 
+def _not_started(log: Path) -> Refusal:
+    """What the gateway said last, which is a refusal with its hint if it could still say one."""
+    said = log.read_text("utf-8", "replace").rstrip().splitlines()[-2:]
+    problem, hint = " ".join(said), ""
+    if len(said) == 2 and said[1].startswith("  "):
+        problem, hint = said[0].partition(": ")[2], f"{said[1].strip()} "
+    return Refusal(Code.UNAVAILABLE, f"the gateway did not start: {problem}", hint=f"{hint}See {log}.")
+
+
 def down(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """Drain and stop the gateway. Returns when it has let go of its home."""
     path = home_of_node(node, home)
     OperatorClient(path).post("/operator/shutdown")
-    lock = Home(path)
     with stderr.status("draining"):
-        for _ in _until_timeout():
-            try:
-                lock.lock()
-            except Refusal:
-                continue
-            lock.unlock()
-            if output is Format.JSON:
-                print_json({"home": str(path), "phase": "stopped"})
-            else:
-                stdout.print("stopped")
-            return
-    stderr.print("still draining")
-    raise typer.Exit(5)
+        is_free = any(_is_free(path) for _ in _until_timeout())
+    if not is_free:
+        stderr.print("still draining")
+        raise typer.Exit(5)
+    if output is Format.JSON:
+        print_json({"home": str(path), "phase": "stopped"})
+    else:
+        stdout.print("stopped")
+
+
+def _is_free(path: Path) -> bool:
+    """Whether no gateway has the home any more."""
+    home = Home(path)
+    try:
+        home.lock()
+    except Refusal:
+        return False
+    home.unlock()
+    return True
 
 
 def status(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:

@@ -30,6 +30,7 @@ from agentpost.edges.cli.output import (
     print_quoted,
     print_said,
     print_table,
+    say,
     stderr,
     stdout,
 )
@@ -174,7 +175,9 @@ def inbox(
 
 def fetch(
     agent: Annotated[str | None, typer.Argument(help="The agent; the only one here without it.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=256, help="How many at most.")] = 1,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=256, help="How many at most; fewer come at once if they are large.")
+    ] = 1,
     wait: Annotated[
         int | None,
         typer.Option(
@@ -210,6 +213,8 @@ def fetch(
             print_quoted(subject)
         if text := content.get("body"):
             print_quoted(text)
+    if 0 < len(fetched) < limit:
+        say(f"{len(fetched)} came; as long as some come there may be more: agentpost fetch {name}")
     if not fetched:
         if wait is not None:
             stderr.print(f"nothing came for {escape(name)} within {wait} s", highlight=False)
@@ -478,6 +483,8 @@ def _print_deliveries(found: dict[str, Any]) -> None:
         # Processed says that the turn is over, not that it went well.
         is_given_up = delivery.get("hasFailed") and delivery["state"] == DeliveryState.PROCESSED
         state = "Failed" if is_given_up else delivery["state"]
+        if delivery.get("answerLeftOut"):
+            said = f"its reply is {delivery['answeredByEventId']}, in the inbox of who asked: see `agentpost read`"
         again = f", sent again as {delivery['resentAs']}" if delivery.get("resentAs") else ""
         print_said(said + again, after=f"  {escape(delivery['toAgentId'])}: {state}")
 

@@ -139,7 +139,10 @@ def print_table(
         table.add_column(escape(column), justify=justify, overflow="fold", no_wrap=in_one_piece)
     for row in rows:
         table.add_row(*row)
-    stdout.print(table)
+    if table.row_count:
+        stdout.print(table)
+    else:
+        stdout.print(f"[bold]{escape(title)}[/bold]: none", highlight=False)
 
 
 def ago(elapsed_ms: float) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from agentpost.config import expanded, home_of
+from agentpost.config import expanded, home_of, homes_here, only_home
 from agentpost.edges.cli.options import TIME, HomeOption, seconds, seconds_of
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
@@ -57,6 +57,9 @@ def setup(
 
     Files are merged, not replaced, and what was there before is kept. A second run changes nothing.
     """
+    if home is None and not remove and len(homes_here()) > 1:
+        # The program would be refused each time it starts, where nobody sees it.
+        only_home()
     ledger = Ledger(state_directory())
     planned: dict[Path, tuple[Edit, Change]] = {}
     chosen = _chosen(client)

@@ -38,6 +38,13 @@ class AgentView(Struct, frozen=True, kw_only=True, rename="camel"):
     waiting: int
 
 
+class Removed(Struct, frozen=True, kw_only=True, rename="camel"):
+    """An agent that is gone, and how much waits in its inbox."""
+
+    removed: str
+    waiting: int
+
+
 class StandIns(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Who may have an agent's mail while its own gateway is silent, in this order.
 
@@ -87,9 +94,10 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return view(await engine.agents.add(data.agent_id, data.runtime, data.options))
 
     @delete("/ansible/agents/{agent_id:str}", status_code=200, summary="Take an agent away", tags=["agents"])
-    async def remove(agent_id: str) -> dict[str, str]:
+    async def remove(agent_id: str) -> Removed:
+        """What it has not settled stays, for when it is added again."""
         await engine.agents.remove(agent_id)
-        return {"removed": agent_id}
+        return Removed(removed=agent_id, waiting=engine.store.backlog_size(agent_id))
 
     @post("/ansible/agents/{agent_id:str}/pause", status_code=200, summary="Stop engaging an agent", tags=["agents"])
     async def pause(agent_id: str) -> AgentView:
@@ -111,7 +119,11 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @post("/ansible/agents/{agent_id:str}/fetch", status_code=200, summary="Fetch mail", tags=["pull"])
     async def fetch(agent_id: str, data: Annotated[Fetch, Body()]) -> list[Engagement]:
-        """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over."""
+        """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over.
+
+        One is given however large it is, and more for as long as all have 8 MiB together, as they are sealed. So fewer
+        than `limit` do not say that no more are there: ask until none come.
+        """
         return await engine.pull.fetch(agent_id, data.limit, wait_seconds=data.wait_seconds)
 
     @post(

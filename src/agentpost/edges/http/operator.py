@@ -70,14 +70,14 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
         gateway.request_stop()
         return {"phase": gateway.phase.value}
 
+    def expect_backbone(what: str, *, hint: str) -> None:
+        if gateway.settings.tier is not NodeTier.BACKBONE:
+            problem = f"{gateway.settings.node_id} is an edge node, and only backbone nodes {what}"
+            raise Refusal(Code.WRITE_DENIED, problem, hint=hint)
+
     @post("/operator/invites", status_code=201, summary="Invite a node", tags=["mesh"])
     async def invite(data: Annotated[InviteRequest, Body()]) -> NewInvite:
-        if gateway.settings.tier is not NodeTier.BACKBONE:
-            raise Refusal(
-                Code.WRITE_DENIED,
-                f"{gateway.settings.node_id} is an edge node, and only backbone nodes let others in",
-                hint="Invite from a backbone gateway.",
-            )
+        expect_backbone("let others in", hint="Invite from a backbone gateway.")
         made = await gateway.joining.invite(
             tier=data.tier,
             expected_node_id=data.node,
@@ -124,6 +124,7 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
 
     @post("/operator/revoke", status_code=200, summary="Throw a node out", tags=["mesh"])
     async def revoke(data: Annotated[RevokeRequest, Body()]) -> dict[str, str]:
+        expect_backbone("throw others out", hint="Revoke it at a backbone gateway.")
         await gateway.revoke(data.node)
         return {"revoked": data.node}
 

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from agentpost.auth.external.scopes import MESSAGE_READ, STATUS_READ
@@ -11,6 +12,7 @@ from agentpost.delivery.engine import Engine
 from agentpost.delivery.mailroom import InboxLine
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.delivery.publish import SendRequest
+from agentpost.delivery.sealing import MOST_ANSWER_BYTES
 from agentpost.delivery.sent import SentTo, sent_message
 from agentpost.edges.operations.calling import Caller, Desk, Done, Effect, Operation, require, unless_ended
 from agentpost.edges.operations.messages import MarkArgs, Marked, Messages, Opened, Outgoing, ReadArgs, SendArgs, Sent
@@ -36,7 +38,7 @@ async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
     elif args.event_ids:
         found = [_expect_own(desk, caller, event_id) for event_id in args.event_ids]
         corr_id = found[0] if len(set(found)) == 1 else corr_id
-        bodies = [await _open(desk, caller, event_id, args.max_characters) for event_id in args.event_ids]
+        bodies = await _bodies(desk, caller, args)
     else:
         looking = desk.engine.pull.look(
             caller.agent_id, lambda: _lines(desk, caller, args), wait_seconds=caller.patience(args.wait_seconds)
@@ -52,7 +54,7 @@ async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
             messages=lines,
             bodies=bodies,
             claimed=claimed,
-            next=_what_next(lines, bool(bodies or claimed), open_),
+            next=_what_next(lines, args.event_ids[len(bodies) :], open_, has_bodies=bool(bodies), claimed=len(claimed)),
         ),
         corr_id,
     )
@@ -81,12 +83,26 @@ def mail_counts(desk: Desk, caller: Caller) -> tuple[int, int]:
     return len(open_), sum(entry.read_at_ms is None for entry in open_)
 
 
-def _what_next(lines: list[InboxLine], has_bodies: bool, open_: int) -> str:
-    if has_bodies:
-        return "Answer with ansible_send_message and replyTo, or settle with ansible_mark_read."
+def _what_next(lines: list[InboxLine], left_out: tuple[str, ...], open_: int, *, has_bodies: bool, claimed: int) -> str:
+    if has_bodies or claimed:
+        more = f" Ask again for {', '.join(left_out)}: there was no room left." if has_bodies and left_out else ""
+        more = f" There may be more: claim again, {open_} are open in all." if claimed and open_ > claimed else more
+        return f"Answer with ansible_send_message and replyTo, or settle with ansible_mark_read.{more}"
     if not lines:
         return "There is nothing to do." if not open_ else f"{open_} are open; none of them is on this page."
     return "Read bodies with ansible_read_messages and eventIds; older lines with `before`."
+
+
+async def _bodies(desk: Desk, caller: Caller, args: ReadArgs) -> list[Opened]:
+    """The messages that were asked for, as many as an answer has room for, one at least. Others are not even read."""
+    bodies: list[Opened] = []
+    room_bytes = MOST_ANSWER_BYTES
+    for event_id in args.event_ids:
+        if room_bytes <= 0:
+            break
+        bodies.append(await _open(desk, caller, event_id, args.max_characters))
+        room_bytes -= len(msgspec.json.encode(bodies[-1]))
+    return bodies
 
 
 async def _open(desk: Desk, caller: Caller, event_id: str, most: int) -> Opened:

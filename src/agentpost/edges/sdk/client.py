@@ -203,7 +203,10 @@ class Client:
         return (await self.calls.post(f"{self._mail(event_id)}/dismiss"))["settled"]
 
     async def fetch(self, *, limit: int = 1, wait_seconds: float = 0) -> list[Engagement]:
-        """The oldest mail that nobody has yet. It is the caller's until it is settled, or until the lease is over."""
+        """The oldest mail that nobody has yet. It is the caller's until it is settled, or until the lease is over.
+
+        Fewer than `limit` come at once if they are large: there is no more only when none come.
+        """
         path = path_of("ansible", "agents", self.agent, "fetch")
         asked = {"limit": limit, "waitSeconds": wait_seconds}
         found = await self.calls.post(path, asked, wait_seconds=wait_seconds)

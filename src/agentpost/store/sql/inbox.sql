@@ -37,6 +37,16 @@ SELECT substr(value, 1, 30), ?1, CAST(substr(value, 31) AS INTEGER), 'settled', 
 -- name: set_expiry
 UPDATE ledger SET expires_at_ms = ? WHERE event_id = ?
 
+-- name: mark_urgent
+UPDATE ledger SET is_urgent = 1 WHERE event_id = ?
+
+-- name: urgent_unread
+SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
+  l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
+FROM ledger AS l INDEXED BY ledger_urgent JOIN inbox AS i ON i.seq = l.inbox_seq
+WHERE l.to_agent_id = ? AND l.is_urgent IS NOT NULL AND l.settled_at_ms IS NULL AND l.read_at_ms IS NULL
+ORDER BY l.inbox_seq LIMIT ?
+
 -- name: expired_mail
 SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms, l.accepted_at_ms, l.engaged_at_ms,
   l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
