@@ -23,6 +23,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.routing import RouteRequest
+from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
 from agentpost.store.values import Appended, AuditEntry, ResentLetter
@@ -246,19 +247,9 @@ class DeadLetters:
         return Placement.of(hosted, rejected=placed.rejected, room=placed.room)
 
     def _other_takers(self, event: Event) -> tuple[str, ...]:
-        """The agents whose offer of the same task is good; a refusal if a new round would take it from somebody."""
-        record = self._store.task(event.payload.task_id) if isinstance(event, TaskCreateEvent) else None
-        if record is None:
+        """The agents whose offer of the same task is good. That nobody has it is for the store to say, as it writes."""
+        if not isinstance(event, TaskCreateEvent) or self._store.task(event.payload.task_id) is None:
             return ()
-        if record.create_event_id != event.event_id:
-            raise Refusal(Code.INVALID_TRANSITION, f"task {record.task_id} was offered again since", field="eventId")
-        if record.accepted_by_agent_id is not None:
-            raise Refusal(
-                Code.INVALID_TRANSITION,
-                f"task {record.task_id} is {record.state.value}, by {record.accepted_by_agent_id}",
-                field="eventId",
-                hint="Sent again, it would be taken from that agent.",
-            )
         return tuple(each.to_agent_id for each in self._store.deliveries_of(event.event_id) if not has_failed(each))
 
     def _renewed(self, event: Event, placement: Placement, now_ms: int) -> Event:
@@ -270,6 +261,10 @@ class DeadLetters:
         payload: Any = replace(event.payload, sealed=None) if hasattr(event.payload, "sealed") else event.payload
         if isinstance(event, MessageEvent | TaskCreateEvent):
             payload = replace(payload, to_agents=placement.to_agents)
+        trace = placement.trace
+        if type(event) in TASK_EVENTS:
+            # A task must tell what is said again from a second move.
+            trace = replace(trace, instead_of=event.event_id)
         return replace(
             event,
             event_id=self._maker.new_event_id(),
@@ -277,7 +272,7 @@ class DeadLetters:
             to_nodes=placement.to_nodes,
             created_at=format_ms(now_ms),
             expires_at=expires_at,
-            trace=placement.trace,
+            trace=trace,
             payload=payload,
             payload_ref=None,
         )
