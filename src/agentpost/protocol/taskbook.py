@@ -300,16 +300,24 @@ def _decided(record: TaskRecord, event: TaskAcceptEvent, at_ms: int) -> TaskReco
         return record
     _check_offered(record, agent_id)
     has_it = (agent_id, event.source_node_id) == (record.accepted_by_agent_id, record.accepted_by_node_id)
-    # Who has it says so again because the answer did not arrive.
-    is_repeat = has_it and event.trace.instead_of is not None and not record.is_canceled
     try:
-        after = record if is_repeat else _moved(record, event, at_ms)
+        after = _kept(record, event, at_ms) if has_it else _moved(record, event, at_ms)
         verdict = Verdict.WON
     except Refusal:
         after = replace(record, updated_at_ms=at_ms)
         verdict = Verdict.LOST
     others = tuple(claim for claim in record.claims if claim.event_id != event.event_id)
     return replace(after, claims=(*others, _claim(event, at_ms, verdict)))
+
+
+def _kept(record: TaskRecord, event: TaskAcceptEvent, at_ms: int) -> TaskRecord:
+    """Who has the task claims it: the answer did not arrive, or an offer that he had not read yet came in between."""
+    _check_kept(record)
+    if event.trace.instead_of is not None:
+        return record
+    if record.state in TASK.terminal:
+        raise _forbidden(record, "it is over")
+    return replace(record, eta_at_ms=_promised_ms(event, at_ms), updated_at_ms=at_ms)
 
 
 def _answered(record: TaskRecord, event: AckEvent, at_ms: int) -> TaskRecord:
