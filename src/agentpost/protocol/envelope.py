@@ -69,7 +69,7 @@ class Trace(Contract, frozen=True, kw_only=True):
     """How the event came to be routed as it was; `attempt` counts the sends of the same eventId (ENV-5).
 
     `engaged_by` says which gateway has which recipient, where `toNodes` alone would leave that open. `instead_of` is
-    the dead letter that an event of a task says again (RTY-7).
+    the dead letter that an event of a task says again (RTY-7), or the offer that one for a task nobody has replaces.
     """
 
     attempt: FromOne = written(1)
