@@ -1,11 +1,13 @@
 """What was said of a task and did not arrive, sent again by an operator."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from agentpost.delivery.deadletters import Filter, Resent
+from agentpost.delivery.ports import Engagement
 from agentpost.protocol.envelope import Event, TaskCompleteEvent, TaskCreateEvent, TaskFailedEvent, TaskUpdateEvent
 from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.lifecycle import DeliveryState
@@ -176,6 +178,58 @@ async def test_whoever_has_a_task_does_not_lose_it_by_saying_so_again(mesh: Mesh
     assert a.tasks.get(task_id).state is TaskState.COMPLETED
     for node in (a, b):
         assert (await node.tasks.rebuild(check_only=True)).differing == ()
+
+
+@pytest.mark.req("TASK-6", "RTY-7")
+async def test_a_claim_that_was_never_decided_is_decided_when_it_is_sent_again(mesh: Mesh) -> None:
+    """Of two agents one claimed the task, and was not heard. He cannot claim it twice; his claim can be sent again."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    task_id = await a_task(mesh, "bob", "cid")
+    part(mesh)
+    await b.tasks.claim(task_id, "bob", eta_seconds=86_400)
+    await give_up(mesh)
+    await mend(mesh)
+    done = await resend(b)
+    assert (len(done.resent), done.refused) == (1, ())
+    await mesh.rest()
+    assert a.tasks.get(task_id).accepted_by_agent_id == "bob"
+    assert b.tasks.get(task_id).is_held_by("bob")
+    for node in (a, b):
+        assert (await node.tasks.rebuild(check_only=True)).differing == ()
+
+
+@pytest.mark.req("TASK-6", "RTY-7")
+async def test_a_claim_of_an_agent_that_has_given_up_is_not_sent_again(mesh: Mesh) -> None:
+    """An agent whose claim was not heard is not asked to work any more: it must not win the task after that."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+
+    async def works(_: Engagement) -> str:
+        return "It stands."
+
+    await a.host("ada")
+    await b.host("bob", works)
+    await mesh.nodes["node-c"].host("cid")
+    await mesh.rest()
+    pipe = mesh.pipes[("node-a", "node-b")]
+    offered = await a.tasks.create(NewTask(requester_agent_id="ada", title="Build it", to_agents=("bob", "cid")))
+    # The offer arrives, and the claim does not.
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+        pipe.right.bring(pipe.left.session.frames_to_send())
+        while pipe.right.coming:
+            await pipe.right.session.receive(pipe.right.coming.pop(0))
+    await asyncio.sleep(0.05)
+    part(mesh)
+    claim = b.tasks.get(offered.task_id).claim_of("bob")
+    assert claim is not None
+    await give_up(mesh)
+    (offer,) = [each for each in b.open_mail("bob") if isinstance(each, TaskCreateEvent)]
+    await b.engine.dispatcher.turns.leave(offer, "bob")
+    await mend(mesh)
+    (refused,) = (await resend(b)).refused
+    assert "bob is not offered it any more" in refused.reason
+    await mesh.rest()
+    assert a.tasks.get(offered.task_id).accepted_by_agent_id is None
 
 
 @pytest.mark.req("TASK-3", "TASK-7", "RTY-7")

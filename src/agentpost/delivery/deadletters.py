@@ -18,7 +18,7 @@ from agentpost.delivery.ports import Content, RoomView
 from agentpost.delivery.trace import TraceStep, trace_event
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Delivery, has_failed
-from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent
+from agentpost.protocol.envelope import Event, MessageEvent, TaskAcceptEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
@@ -191,7 +191,7 @@ class DeadLetters:
         for event_id, letters in by_event.items():
             to_agents = tuple(letter.to_agent_id for letter in letters)
             try:
-                new_id, reached = await self._send_again(event_id, to_agents)
+                new_id, reached = await self._send_again(event_id, letters)
             except Refusal as refusal:
                 refused.append(NotResent(event_id=event_id, to_agents=to_agents, reason=refusal.message))
                 continue
@@ -216,10 +216,13 @@ class DeadLetters:
             purged += await self._store.purge_deliveries([(each.event_id, each.to_agent_id) for each in page])
         return purged
 
-    async def _send_again(self, event_id: EventId, to_agents: tuple[str, ...]) -> tuple[EventId, frozenset[str]]:
+    async def _send_again(self, event_id: EventId, letters: Sequence[Delivery]) -> tuple[EventId, frozenset[str]]:
+        to_agents = tuple(letter.to_agent_id for letter in letters)
         event = self._event(event_id)
         if event is None:
             raise Refusal(Code.NOT_FOUND, f"the outbox has {event_id} no more", field="eventId")
+        if isinstance(event, TaskAcceptEvent):
+            self._check_wanted(event, given_up_at_ms=letters[0].closed_at_ms or 0)
         content = self._sealer.open(event)
         now_ms = self._clock.now_ms()
         reached = self._placed(event, to_agents, now_ms)
@@ -245,6 +248,20 @@ class DeadLetters:
         placed = place(request, self._room, own_node_id=self._store.node_id, now_ms=now_ms)
         hosted = tuple(each for each in placed.recipients if each.node_id is not None)
         return Placement.of(hosted, rejected=placed.rejected, room=placed.room)
+
+    def _check_wanted(self, claim: TaskAcceptEvent, *, given_up_at_ms: int) -> None:
+        """Refuse a claim that was given up with its dead letter: nobody would do the work if it won now."""
+        agent_id, record = claim.source_agent_id, self._store.task(claim.payload.task_id)
+        if record is None or record.accepted_by_agent_id is not None:
+            return
+        offer = self._store.ledger_entry(record.create_event_id, agent_id)
+        # Whoever claims by himself has dealt with the offer then, and waits for the verdict.
+        if offer is not None and (offer.settled_at_ms or 0) >= given_up_at_ms:
+            raise Refusal(
+                Code.INVALID_TRANSITION,
+                f"task {record.task_id}: {agent_id} is not offered it any more",
+                field="eventId",
+            )
 
     def _other_takers(self, event: Event) -> tuple[str, ...]:
         """The agents whose offer of the same task is good. That nobody has it is for the store to say, as it writes."""

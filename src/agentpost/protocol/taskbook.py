@@ -276,7 +276,7 @@ def _said_again(record: TaskRecord, event: TaskEvent, before: EventId, at_ms: in
     match event:
         case TaskAcceptEvent(source_agent_id=agent_id):
             claim = next((each for each in record.claims if each.event_id == before), None)
-            if claim is None or claim.verdict is not Verdict.WON:
+            if claim is None or claim.verdict is Verdict.LOST:
                 raise _forbidden(record, f"{agent_id} does not have it by that claim")
             # The answer will name the event that arrived.
             claims = tuple(replace(each, event_id=event.event_id) if each is claim else each for each in record.claims)
