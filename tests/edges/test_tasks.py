@@ -166,6 +166,15 @@ def test_the_commands_of_coordination(home: Path) -> None:
     assert found["preferences"]["vps-jane"]["desiredCoordinator"] == "vps-jane"
 
 
+@pytest.mark.req("OPS-4")
+def test_a_coordinator_that_is_refused_changes_nothing_else(home: Path) -> None:
+    """Who is to lead and how often are said together: if the one is refused, the other is not done."""
+    before = command(home, "coordination", "show")["sweepEverySeconds"]
+    refused = command(home, "coordination", "set", "nobody", "--every", "77s")
+    assert refused["error"]["code"] == "invalid_field"
+    assert command(home, "coordination", "show")["sweepEverySeconds"] == before
+
+
 def test_the_description_of_the_api_has_the_tasks(home: Path) -> None:
     """Every path of tasks, context and coordination stands in the OpenAPI document."""
     transport = httpx.HTTPTransport(uds=str(Home(home).operator_socket))

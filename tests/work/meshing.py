@@ -78,6 +78,9 @@ class SharedBoard:
     def appoint(self, coordinator: str, *, confirm_last_resort: bool) -> None:
         self._shared.state = replace(self._shared.state, coordinator=coordinator)
 
+    def check_appointment(self, coordinator: str, *, confirm_last_resort: bool) -> None:
+        pass
+
     def set_cadence(self, sweep_every_seconds: int) -> None:
         self._shared.state = replace(self._shared.state, sweep_every_seconds=sweep_every_seconds)
 

@@ -116,3 +116,29 @@ def test_a_failure_that_was_not_declared_is_told_and_reviewed(
     assert served.operator.post(f"/ansible/tasks/{task_id}/fail", body)["state"] == "failed"
     classes = {each["failureClass"] for each in served.operator.get("/ansible/reviews")}
     assert ("contract_mismatch" in classes) is not is_declared
+
+
+@pytest.mark.req("CAP-5")
+def test_what_is_nested_too_deep_for_a_contract_is_refused(served: ServedGateway) -> None:
+    """An input or output that nobody can look through is refused in words, and nothing changes."""
+    deep: Any = "x"
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(Refusal) as refused:
+        served.operator.post(
+            "/ansible/tasks",
+            {
+                "requesterAgentId": "ada",
+                "title": "Sum up",
+                "requiredCapabilities": [CAPABILITY],
+                "input": {"document": deep},
+            },
+        )
+    assert (refused.value.code, refused.value.field) == (Code.TOO_DEEP, "input")
+    task_id = offer(served)
+    claim(served, task_id)
+    done = {"agentId": "scribe", "resultSummary": "Done.", "output": {"summary": deep}}
+    with pytest.raises(Refusal) as refused:
+        served.operator.post(f"/ansible/tasks/{task_id}/complete", done)
+    assert (refused.value.code, refused.value.field) == (Code.TOO_DEEP, "output")
+    assert served.operator.get(f"/ansible/tasks/{task_id}")["task"]["state"] == "accepted"

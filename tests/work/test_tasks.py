@@ -383,3 +383,29 @@ async def test_the_same_event_again_changes_nothing(mesh: Mesh) -> None:
     assert (record.state, record.progress, len(record.claims)) == (TaskState.IN_PROGRESS, 5, 1)
     assert (await a.tasks.rebuild(check_only=True)).differing == ()
     assert (await b.tasks.rebuild(check_only=True)).differing == ()
+
+
+@pytest.mark.req("TASK-7", "TASK-4")
+@pytest.mark.parametrize("failure_class", ["too_deep", "too_large"])
+async def test_an_answer_that_cannot_be_told_fails_the_task(mesh: Mesh, failure_class: str) -> None:
+    """The agent has had its turn, and its result cannot travel: its requester hears that, and waits no longer."""
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    await a.host("ada")
+    output: Any = "x"
+    if failure_class == "too_deep":
+        for _ in range(100):
+            output = [output]
+    else:
+        output = "x" * (65 * 1024 * 1024)
+
+    async def answer(_: Engagement) -> Content:
+        return Content(result_summary="Done.", output=output)
+
+    await b.host("bob", answer)
+    offered = await a.tasks.create(NewTask(requester_agent_id="ada", title="Build it", to_agents=("bob",)))
+    await mesh.rest()
+    record = a.tasks.get(offered.task_id)
+    assert (record.state, record.failure_class) == (TaskState.FAILED, failure_class)
+    (told,) = a.open_mail("ada")
+    assert isinstance(told, TaskFailedEvent)
+    assert a.engine.sealer.open(told).error_summary

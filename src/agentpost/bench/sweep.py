@@ -145,6 +145,9 @@ class _NoBoard:
     def appoint(self, coordinator: str, *, confirm_last_resort: bool) -> None:
         pass
 
+    def check_appointment(self, coordinator: str, *, confirm_last_resort: bool) -> None:
+        pass
+
     def set_cadence(self, sweep_every_seconds: int) -> None:
         pass
 

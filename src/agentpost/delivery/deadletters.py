@@ -18,11 +18,12 @@ from agentpost.delivery.ports import Content, RoomView
 from agentpost.delivery.trace import TraceStep, trace_event
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Delivery, has_failed
-from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent
+from agentpost.protocol.envelope import Event, MessageEvent, TaskAcceptEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.routing import RouteRequest
+from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
 from agentpost.store.values import Appended, AuditEntry, ResentLetter
@@ -190,7 +191,7 @@ class DeadLetters:
         for event_id, letters in by_event.items():
             to_agents = tuple(letter.to_agent_id for letter in letters)
             try:
-                new_id, reached = await self._send_again(event_id, to_agents)
+                new_id, reached = await self._send_again(event_id, letters)
             except Refusal as refusal:
                 refused.append(NotResent(event_id=event_id, to_agents=to_agents, reason=refusal.message))
                 continue
@@ -215,10 +216,13 @@ class DeadLetters:
             purged += await self._store.purge_deliveries([(each.event_id, each.to_agent_id) for each in page])
         return purged
 
-    async def _send_again(self, event_id: EventId, to_agents: tuple[str, ...]) -> tuple[EventId, frozenset[str]]:
+    async def _send_again(self, event_id: EventId, letters: Sequence[Delivery]) -> tuple[EventId, frozenset[str]]:
+        to_agents = tuple(letter.to_agent_id for letter in letters)
         event = self._event(event_id)
         if event is None:
             raise Refusal(Code.NOT_FOUND, f"the outbox has {event_id} no more", field="eventId")
+        if isinstance(event, TaskAcceptEvent):
+            self._check_wanted(event, given_up_at_ms=letters[0].closed_at_ms or 0)
         content = self._sealer.open(event)
         now_ms = self._clock.now_ms()
         reached = self._placed(event, to_agents, now_ms)
@@ -245,20 +249,24 @@ class DeadLetters:
         hosted = tuple(each for each in placed.recipients if each.node_id is not None)
         return Placement.of(hosted, rejected=placed.rejected, room=placed.room)
 
-    def _other_takers(self, event: Event) -> tuple[str, ...]:
-        """The agents whose offer of the same task is good; a refusal if a new round would take it from somebody."""
-        record = self._store.task(event.payload.task_id) if isinstance(event, TaskCreateEvent) else None
-        if record is None:
-            return ()
-        if record.create_event_id != event.event_id:
-            raise Refusal(Code.INVALID_TRANSITION, f"task {record.task_id} was offered again since", field="eventId")
-        if record.accepted_by_agent_id is not None:
+    def _check_wanted(self, claim: TaskAcceptEvent, *, given_up_at_ms: int) -> None:
+        """Refuse a claim that was given up with its dead letter: nobody would do the work if it won now."""
+        agent_id, record = claim.source_agent_id, self._store.task(claim.payload.task_id)
+        if record is None or record.accepted_by_agent_id is not None:
+            return
+        offer = self._store.ledger_entry(record.create_event_id, agent_id)
+        # Whoever claims by himself has dealt with the offer then, and waits for the verdict.
+        if offer is not None and (offer.settled_at_ms or 0) >= given_up_at_ms:
             raise Refusal(
                 Code.INVALID_TRANSITION,
-                f"task {record.task_id} is {record.state.value}, by {record.accepted_by_agent_id}",
+                f"task {record.task_id}: {agent_id} is not offered it any more",
                 field="eventId",
-                hint="Sent again, it would be taken from that agent.",
             )
+
+    def _other_takers(self, event: Event) -> tuple[str, ...]:
+        """The agents whose offer of the same task is good. That nobody has it is for the store to say, as it writes."""
+        if not isinstance(event, TaskCreateEvent) or self._store.task(event.payload.task_id) is None:
+            return ()
         return tuple(each.to_agent_id for each in self._store.deliveries_of(event.event_id) if not has_failed(each))
 
     def _renewed(self, event: Event, placement: Placement, now_ms: int) -> Event:
@@ -270,6 +278,10 @@ class DeadLetters:
         payload: Any = replace(event.payload, sealed=None) if hasattr(event.payload, "sealed") else event.payload
         if isinstance(event, MessageEvent | TaskCreateEvent):
             payload = replace(payload, to_agents=placement.to_agents)
+        trace = placement.trace
+        if type(event) in TASK_EVENTS:
+            # A task must tell what is said again from a second move.
+            trace = replace(trace, instead_of=event.event_id)
         return replace(
             event,
             event_id=self._maker.new_event_id(),
@@ -277,7 +289,7 @@ class DeadLetters:
             to_nodes=placement.to_nodes,
             created_at=format_ms(now_ms),
             expires_at=expires_at,
-            trace=placement.trace,
+            trace=trace,
             payload=payload,
             payload_ref=None,
         )

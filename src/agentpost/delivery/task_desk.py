@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
-from agentpost.protocol.envelope import Event, TaskAcceptEvent, TaskUpdateEvent
+from agentpost.protocol.envelope import Event, TaskAcceptEvent, TaskCreateEvent, TaskUpdateEvent
 from agentpost.protocol.payloads import AckType
 from agentpost.protocol.taskbook import CANCELED_BY, TASK_WITHDRAWN, TaskRecord
 from agentpost.store.interface import Store
@@ -36,7 +36,10 @@ class TaskDesk:
             return noted, Desk(refused=refused, closes=True, tells=self._tells(event))
         if isinstance(event, TaskUpdateEvent) and not event.payload.notify:
             return self._acks(event, accepted, AckType.PROCESSED), Desk(refused=refused, closes=True)
-        return dict(accepted), Desk(refused=refused)
+        if isinstance(event, TaskCreateEvent) or event.trace.instead_of is None:
+            return dict(accepted), Desk(refused=refused)
+        # TASK-7: an end that arrived after its sender had given up is told once.
+        return dict(accepted), Desk(refused=refused, repeated=self._acks(event, accepted, AckType.PROCESSED))
 
     def _acks(
         self, event: Event, agents: Mapping[str, Event], ack_type: AckType, reason: str | None = None

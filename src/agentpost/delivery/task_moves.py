@@ -28,9 +28,8 @@ from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
 from agentpost.world import Clock
 
-__all__ = ["CONTRACT_MISMATCH", "Contracts", "Move", "NoContracts", "TaskMoves"]
+__all__ = ["Contracts", "Move", "NoContracts", "TaskMoves"]
 
-CONTRACT_MISMATCH: Final = "contract_mismatch"
 _LONGEST_ETA_SECONDS: Final = 31_536_000
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from agentpost.delivery.ports import Content, Result, ResultKind, RoomView
-from agentpost.delivery.task_moves import CONTRACT_MISMATCH, Move, TaskMoves
+from agentpost.delivery.task_moves import Move, TaskMoves
 from agentpost.protocol.envelope import TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
@@ -21,6 +21,8 @@ __all__ = ["Standing", "TaskTurns"]
 
 DEFAULT_ETA_SECONDS: Final = 900
 _MOST_SUMMARY: Final = 2000
+# An answer that breaks the contract, or that cannot travel at all.
+_UNFIT: Final = frozenset({Code.CONTRACT_MISMATCH, Code.INVALID_FIELD, Code.TOO_DEEP, Code.TOO_LARGE})
 
 
 class Standing(StrEnum):
@@ -92,10 +94,10 @@ class TaskTurns:
         try:
             return await self._moves.complete(record, agent_id, result_summary=summary, output=reply.output)
         except Refusal as refusal:
-            if refusal.code is not Code.CONTRACT_MISMATCH:
+            if refusal.code not in _UNFIT:
                 raise
             # The agent has had its turn, and cannot be asked again for another answer.
-            return await self._failure(record, agent_id, CONTRACT_MISMATCH, refusal.message)
+            return await self._failure(record, agent_id, refusal.code.value, refusal.message)
 
     async def _failure(self, record: TaskRecord, agent_id: str, failure_class: str, error: str) -> Move:
         return await self._moves.fail(

@@ -68,7 +68,8 @@ __all__ = [
 class Trace(Contract, frozen=True, kw_only=True):
     """How the event came to be routed as it was; `attempt` counts the sends of the same eventId (ENV-5).
 
-    `engaged_by` says which gateway has which recipient, where `toNodes` alone would leave that open.
+    `engaged_by` says which gateway has which recipient, where `toNodes` alone would leave that open. `instead_of` is
+    the dead letter that an event of a task says again (RTY-7), or the offer that one for a task nobody has replaces.
     """
 
     attempt: FromOne = written(1)
@@ -76,6 +77,7 @@ class Trace(Contract, frozen=True, kw_only=True):
     routing_policy_version: PolicyVersion = written("")
     capability_policy_version: PolicyVersion = written("")
     engaged_by: dict[str, str] = {}  # noqa: RUF012 - msgspec gives each Struct a dict of its own
+    instead_of: EventIdField | None = None
 
 
 class Envelope(Contract, frozen=True, kw_only=True, tag_field="kind"):
@@ -238,27 +240,27 @@ def _check_task_create(event: TaskCreateEvent) -> None:
 
 def _check_task_accept(event: TaskAcceptEvent) -> None:
     accept = event.payload
-    _check_task_id(accept.task_id)
+    _check_move(event)
     _check_times(etaAt=accept.eta_at)
     if accept.eta_at is None and accept.eta_seconds is None:
         raise _refuse("payload.etaAt", "or payload.etaSeconds is required")  # TASK-2
 
 
 def _check_task_update(event: TaskUpdateEvent) -> None:
-    _check_task_id(event.payload.task_id)
+    _check_move(event)
     _check_times(revisedEtaAt=event.payload.revised_eta_at)
 
 
 def _check_task_complete(event: TaskCompleteEvent) -> None:
     complete = event.payload
-    _check_task_id(complete.task_id)
+    _check_move(event)
     _check_times(completedAt=complete.completed_at, installedAt=complete.installed_at)
     check_plain(complete.output, field="payload.output")
     _check_content(event, resultSummary=complete.result_summary)  # TASK-4
 
 
 def _check_task_failed(event: TaskFailedEvent) -> None:
-    _check_task_id(event.payload.task_id)
+    _check_move(event)
     _check_times(failedAt=event.payload.failed_at)
     _check_content(event, errorSummary=event.payload.error_summary)  # TASK-4
 
@@ -292,6 +294,12 @@ _CHECKS: Final[dict[type, Callable[[Any], None]]] = {
 def _check_event_id(event_id: EventId, name: str) -> None:
     if not _EVENT_ID_MATCH(event_id):
         raise _refuse(name, "must be evt_ and a ULID")
+
+
+def _check_move(event: TaskAcceptEvent | TaskUpdateEvent | TaskCompleteEvent | TaskFailedEvent) -> None:
+    _check_task_id(event.payload.task_id)
+    if event.trace.instead_of is not None:
+        _check_event_id(event.trace.instead_of, "trace.insteadOf")
 
 
 def _check_task_id(task_id: str) -> None:

@@ -9,6 +9,8 @@ the same events again gets the same record, byte for byte. Moves are those of th
 
 A task that was offered to one agent only is that agent's as soon as it says so: there is nobody to decide between. A
 task that is offered again starts a new round in the same record; who had it before has it no more.
+
+What ended as a dead letter can be said again, under a new id (RTY-7). For whoever says it that is no second move.
 """
 
 from enum import StrEnum
@@ -161,9 +163,14 @@ def cancels(event: Event) -> bool:
 
 def said(record: TaskRecord | None, event: Event, *, at_ms: int) -> TaskRecord:
     """The task after this gateway has said `event`; a refusal if the move is not open."""
+    before = event.trace.instead_of
     if isinstance(event, TaskCreateEvent):
+        if record is not None and before is not None:
+            _check_free(record, before)
         return _offered(record, event, at_ms)
     record = _expect(record, event)
+    if isinstance(event, _MOVES) and before is not None:
+        return _said_again(record, event, before, at_ms)
     if isinstance(event, TaskAcceptEvent):
         return _claimed(record, event, at_ms)
     if isinstance(event, _MOVES):
@@ -263,6 +270,28 @@ def _claimed(record: TaskRecord, event: TaskAcceptEvent, at_ms: int) -> TaskReco
     return replace(accepted if record.is_sole else replace(record, updated_at_ms=at_ms), claims=claims)
 
 
+def _said_again(record: TaskRecord, event: TaskEvent, before: EventId, at_ms: int) -> TaskRecord:
+    """A move that was made here, and did not arrive as `before`. A refusal if it does not hold any more."""
+    _check_kept(record)
+    match event:
+        case TaskAcceptEvent(source_agent_id=agent_id):
+            claim = next((each for each in record.claims if each.event_id == before), None)
+            if claim is None or claim.verdict is Verdict.LOST:
+                raise _forbidden(record, f"{agent_id} does not have it by that claim")
+            # The answer will name the event that arrived.
+            claims = tuple(replace(each, event_id=event.event_id) if each is claim else each for each in record.claims)
+            return replace(record, claims=claims)
+        case TaskUpdateEvent(source_agent_id=agent_id):
+            after = _moved(record, event, at_ms)
+            if (after.status, after.progress, after.eta_at_ms) != (record.status, record.progress, record.eta_at_ms):
+                raise _forbidden(record, f"{agent_id} has said more since")
+            return record
+        case TaskCompleteEvent() | TaskFailedEvent():
+            if record.end_event_id != before:
+                raise _forbidden(record, "that is not how it ended")
+            return replace(record, end_event_id=event.event_id)
+
+
 def _decided(record: TaskRecord, event: TaskAcceptEvent, at_ms: int) -> TaskRecord:
     """TASK-6: the requester's gateway reads a claim. The first one in a round wins."""
     agent_id = event.source_agent_id
@@ -270,14 +299,25 @@ def _decided(record: TaskRecord, event: TaskAcceptEvent, at_ms: int) -> TaskReco
     if known is not None and known.verdict is not Verdict.PENDING:
         return record
     _check_offered(record, agent_id)
+    has_it = (agent_id, event.source_node_id) == (record.accepted_by_agent_id, record.accepted_by_node_id)
     try:
-        after = _moved(record, event, at_ms)
+        after = _kept(record, event, at_ms) if has_it else _moved(record, event, at_ms)
         verdict = Verdict.WON
     except Refusal:
         after = replace(record, updated_at_ms=at_ms)
         verdict = Verdict.LOST
     others = tuple(claim for claim in record.claims if claim.event_id != event.event_id)
     return replace(after, claims=(*others, _claim(event, at_ms, verdict)))
+
+
+def _kept(record: TaskRecord, event: TaskAcceptEvent, at_ms: int) -> TaskRecord:
+    """Who has the task claims it: the answer did not arrive, or an offer that he had not read yet came in between."""
+    _check_kept(record)
+    if event.trace.instead_of is not None:
+        return record
+    if record.state in TASK.terminal:
+        raise _forbidden(record, "it is over")
+    return replace(record, eta_at_ms=_promised_ms(event, at_ms), updated_at_ms=at_ms)
 
 
 def _answered(record: TaskRecord, event: AckEvent, at_ms: int) -> TaskRecord:
@@ -326,10 +366,7 @@ def _canceled(record: TaskRecord, event: SignalEvent, at_ms: int) -> TaskRecord:
 
 def _moved(record: TaskRecord, event: TaskEvent, at_ms: int) -> TaskRecord:
     """The task after a move of the table, by the agent that has it."""
-    if record.is_canceled:
-        raise _forbidden(record, f"{record.requester_agent_id} has canceled it")
-    if record.is_withdrawn:
-        raise _forbidden(record, "it was given to somebody else")
+    _check_kept(record)
     task = advance_task(
         Task(
             task_id=record.task_id,
@@ -384,6 +421,21 @@ def _promised_ms(event: TaskAcceptEvent, at_ms: int) -> int | None:
 
 def _time_ms(at: str | None) -> int | None:
     return None if at is None else parse_ms(at)
+
+
+def _check_kept(record: TaskRecord) -> None:
+    if record.is_canceled:
+        raise _forbidden(record, f"{record.requester_agent_id} has canceled it")
+    if record.is_withdrawn:
+        raise _forbidden(record, "it was given to somebody else")
+
+
+def _check_free(record: TaskRecord, before: EventId) -> None:
+    """The offer `before` goes out again: nobody must lose the task by that."""
+    if record.create_event_id != before:
+        raise _forbidden(record, "it was offered again since")
+    if record.accepted_by_agent_id is not None:
+        raise _forbidden(record, f"it is {record.state.value}, by {record.accepted_by_agent_id}")
 
 
 def _check_offered(record: TaskRecord, agent_id: str) -> None:

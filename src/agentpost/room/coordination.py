@@ -50,6 +50,14 @@ class CoordinationBoard:
 
     def appoint(self, coordinator: str, *, confirm_last_resort: bool) -> None:
         """Make a node the coordinator. To put one in the place of another takes `confirm_last_resort`."""
+        self.check_appointment(coordinator, confirm_last_resort=confirm_last_resort)
+        fields: dict[str, Any] = {"value": coordinator}
+        if self._value("coordinator") not in (None, coordinator):
+            fields["confirmLastResort"] = True
+        self._room.write(_MAP, "coordinator", fields)
+
+    def check_appointment(self, coordinator: str, *, confirm_last_resort: bool) -> None:
+        """Refuse what `appoint` would refuse."""
         check_id(coordinator, field="coordinator")
         if not self._room.keys.is_backbone(coordinator) or self._room.keys.is_revoked(coordinator):
             raise Refusal(
@@ -66,10 +74,6 @@ class CoordinationBoard:
                 field="confirmLastResort",
                 hint="If it is gone for good, or agrees, say so: --confirm-last-resort.",
             )
-        fields: dict[str, Any] = {"value": coordinator}
-        if present not in (None, coordinator):
-            fields["confirmLastResort"] = True
-        self._room.write(_MAP, "coordinator", fields)
 
     def set_cadence(self, sweep_every_seconds: int) -> None:
         """How often is swept. Only the coordinator says that."""

@@ -27,6 +27,9 @@ class Ruling(Struct, frozen=True, kw_only=True):
 def rule(book: TaskBook, inbound: Inbound, desk: Desk, *, at_ms: int) -> Ruling:
     """Fold the event into its task, and say what that means for whoever sent it."""
     event = inbound.event
+    before = event.trace.instead_of
+    if desk.repeated and before is not None and book.has_heard(before):
+        return Ruling(acks=desk.repeated, outcome=Outcome.PROCESSED)
     record = book.hear(event, inbound.raw, at_ms=at_ms)
     if isinstance(record, Refusal):
         return Ruling(acks=desk.refused, outcome=Outcome.FAILED_TERMINAL, error=record.message)

@@ -81,6 +81,10 @@ class TaskBook:
         self._keep(record, event, raw, at_ms, is_own=False)
         return record
 
+    def has_heard(self, event_id: EventId) -> bool:
+        """Whether this event of another gateway was folded in."""
+        return self._known(event_id, is_own=False) is not None
+
     def get(self, task_id: TaskId) -> TaskRecord | None:
         return self.records.get(task_id) or self._find(task_id)
 

@@ -116,10 +116,11 @@ class Desk(Struct, frozen=True, kw_only=True):
 
     `refused` has the ACKs for an event that its sender could not say: they stand in the place of the others. If the
     gateway `closes` the event no agent is engaged with it: its row is opened and settled at once. `tells` are events
-    that follow a claim which won (TASK-6).
+    that follow a claim which won (TASK-6). `repeated` has the ACKs for what was heard already under another id.
     """
 
     refused: dict[str, Event] = {}
+    repeated: dict[str, Event] = {}
     closes: bool = False
     tells: tuple[Event, ...] = ()
 

@@ -10,6 +10,7 @@ import jsonschema_rs
 import msgspec
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.plain import check_plain
 
 __all__ = ["MAX_SCHEMA_BYTES", "check_contract", "check_schema"]
 
@@ -28,6 +29,8 @@ def check_schema(schema: Any, *, field: str = "schema") -> None:
 
 def check_contract(schema: Any, value: Any, *, field: str) -> None:
     """Refuse a value that is not what the schema describes; the refusal says where, and repeats nothing of it."""
+    # What could not travel is no matter for the validator, which gives up on it.
+    check_plain(value, field=field)
     validator = _validator(_encoded(schema, field), field)
     # What travels is JSON in another dress, so it is looked at as JSON.
     plain: Any = msgspec.json.decode(msgspec.json.encode(value))

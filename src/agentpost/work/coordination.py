@@ -53,6 +53,8 @@ class Board(Protocol):
 
     def appoint(self, coordinator: str, *, confirm_last_resort: bool) -> None: ...
 
+    def check_appointment(self, coordinator: str, *, confirm_last_resort: bool) -> None: ...
+
     def set_cadence(self, sweep_every_seconds: int) -> None: ...
 
     def prefer(self, preference: Preference) -> None: ...
@@ -115,6 +117,8 @@ class Coordination:
     ) -> CoordinationView:
         """Appoint a coordinator, or set how often it sweeps. The audit log has who did."""
         before = self._board.state()
+        if coordinator is not None:
+            self._board.check_appointment(coordinator, confirm_last_resort=confirm_last_resort)
         # Once another node is the coordinator, only that one says how often.
         if sweep_every_seconds is not None:
             self._board.set_cadence(sweep_every_seconds)

@@ -124,13 +124,15 @@ class Offering:
         content = self._sealer.open(before)
         wanted = RouteRequest(source_agent_id=record.requester_agent_id, to_agents=tuple(to_agents))
         placement, now_ms = self._publisher.place(wanted)
+        # TASK-6: what nobody has is offered to others only if nobody has it at the moment of writing.
+        instead_of = record.create_event_id if record.accepted_by_agent_id is None else None
         event = replace(
             before,
             event_id=self._ids.make(EventId),
             seq=0,
             to_nodes=placement.to_nodes,
             created_at=format_ms(now_ms),
-            trace=placement.trace,
+            trace=replace(placement.trace, instead_of=instead_of),
             payload_ref=None,
             payload=replace(before.payload, to_agents=placement.to_agents, sealed=None),
         )

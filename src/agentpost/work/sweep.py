@@ -219,9 +219,9 @@ class Sweeper:
     async def _reassign(self, finding: Finding, state: CoordinationState) -> bool:
         room = self._engine.room.snapshot()
         try:
-            # As it is now: it may have ended while this sweep was busy with others.
+            # What was said of it while this sweep was busy with others may have put it right.
             record = self._tasks.get(finding.record.task_id)
-            if not record.is_open or record.round != finding.record.round:
+            if record != finding.record:
                 return False
             await self._tasks.offering.offer_again(record, backups_for(record, room, state.backups))
         except Refusal:

@@ -3,6 +3,7 @@
 import time
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from agentpost.config import home_of
@@ -80,13 +81,24 @@ def show(
         print_json(found)
         return
     for each in found["letters"]:
+        again = f", sent again as {each['resentAs']}" if each.get("resentAs") else ""
+        reason = escape(each.get("reason") or "")
         stdout.print(
-            f"to {escape(each['toAgentId'])}: {escape(each.get('reason') or '')} after {each['attempts']} attempts",
+            f"to {escape(each['toAgentId'])}: {reason} after {each['attempts']} attempts{again}",
             highlight=False,
+            soft_wrap=True,
         )
+    if kind := found.get("kind"):
+        stdout.print(f"[dim]kind[/dim]    {escape(kind)}", highlight=False)
+    if problem := found.get("problem"):
+        print_said(problem, after="[dim]problem[/dim]")
     content: dict[str, Any] = found.get("content") or {}
-    stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False, soft_wrap=True)
-    print_said(content.get("body") or "")
+    body = content.pop("body", None)
+    for name, value in content.items():
+        said = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        print_said(said, after=f"[dim]{escape(name)}[/dim]")
+    if body:
+        print_said(body)
 
 
 @deadletters_app.command(epilog="Example: [bold]agentpost deadletters resend --to builder[/bold]")
@@ -98,18 +110,21 @@ def resend(
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Send dead letters again, as new events of the same conversation."""
+    """Send dead letters again, as new events of the same conversation. Exit 1 if one of them had to stay."""
     body = _chosen(event_id, to, reason, everything)
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post("/ansible/dead-letters/resend", body)
-    _expect_found(event_id, bool(done["resent"] or done.get("refused")))
+    refused: list[dict[str, Any]] = done.get("refused", [])
+    _expect_found(event_id, bool(done["resent"] or refused))
     if output is Format.JSON:
         print_json(done)
-        return
-    for each in done["resent"]:
-        stdout.print(f"{each['eventId']} goes again as {each['resentAs']}", highlight=False)
-    for each in done.get("refused", ()):
-        stdout.print(f"{each['eventId']} stays: {escape(each['reason'])}", highlight=False)
-    stdout.print(f"{len(done['resent'])} sent again", highlight=False)
+    else:
+        for each in done["resent"]:
+            stdout.print(f"{each['eventId']} goes again as {each['resentAs']}", highlight=False)
+        for each in refused:
+            stdout.print(f"{each['eventId']} stays: {escape(each['reason'])}", highlight=False)
+        stdout.print(f"{len(done['resent'])} sent again", highlight=False)
+    if refused:
+        raise typer.Exit(1)
 
 
 @deadletters_app.command(epilog="Example: [bold]agentpost deadletters purge --all[/bold]")

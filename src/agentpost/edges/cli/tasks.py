@@ -20,6 +20,7 @@ from agentpost.edges.cli.output import (
     Format,
     FormatOption,
     ago,
+    ask_for_more,
     escape,
     print_json,
     print_said,
@@ -139,6 +140,7 @@ def list_tasks(
         [_row(line, now_ms) for line in found],
         numbers=(3,),
     )
+    ask_for_more(found, limit, "--limit takes up to 500, and --agent and --open choose")
 
 
 @task_app.command(epilog="Example: [bold]agentpost task show tsk_01K…[/bold]")

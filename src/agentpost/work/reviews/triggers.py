@@ -49,7 +49,8 @@ class ReviewTriggers:
         while page := self._store.tasks(after=after, limit=_PAGE):
             after = page[-1].task_id
             for record in page:
-                if (record.ended_at_ms or 0) > since_ms:
+                # When it was heard here: the clock of whoever did it may say anything.
+                if record.updated_at_ms > since_ms:
                     await self._look_at(record)
 
     async def route_missed(self, wanted: RouteRequest, corr_id: str) -> None:
@@ -91,11 +92,11 @@ class ReviewTriggers:
                 delegation_skill_version=self._version(record),
             )
         )
-        await self._note(record.ended_at_ms or 0)
+        await self._note(record.updated_at_ms)
 
-    async def _note(self, ended_at_ms: int) -> None:
+    async def _note(self, heard_at_ms: int) -> None:
         note = self._store.note(_COLLECTION, _REPORTED)
-        through_ms = max(ended_at_ms, int(note.value or b"0") if note is not None else 0)
+        through_ms = max(heard_at_ms, int(note.value or b"0") if note is not None else 0)
         value = str(through_ms).encode()
         await self._store.put_notes(
             [Note(collection=_COLLECTION, key=_REPORTED, value=value, at_ms=self._clock.now_ms())]
