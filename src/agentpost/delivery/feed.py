@@ -317,12 +317,19 @@ class MirrorFeed(Feed):
         if part is None or not part.events:
             return None
         raws, signed_chain = [event.raw for event in part.events], self._signed_chain(part.head)
+        if self._is_skipping:
+            if signed_chain is None:
+                return None
+            # Nobody here knows how the stream went on before these events, so none of them could be checked. What the
+            # owner signed is where it stands after them.
+            raws = []
         is_start = self.is_whole and self._position == 0 and part.after_seq > 0
         if not is_start and (had := self._unchecked_chain) is not None:
             # What the reader will do. If it does not fit, something is missing here, since the mirror was pruned or
             # began anew, or its source contradicts itself: either way nothing was altered here.
             self._check_fit(chain_over(had, raws) == signed_chain, kept.floor_seq)
         self._unchecked_chain = signed_chain
+        first_chain, self._is_skipping = signed_chain if self._is_skipping else None, False
         return Events(
             source=self.source,
             epoch=part.epoch,
@@ -333,6 +340,7 @@ class MirrorFeed(Feed):
             events=raws,
             whole=self.is_whole,
             before_chain=kept.floor_chain if is_start else None,
+            first_chain=first_chain,
         )
 
     def _signed_chain(self, raw: bytes) -> bytes | None:

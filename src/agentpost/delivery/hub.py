@@ -238,13 +238,13 @@ class LinkHub:
                 self._skip_gap(source, reader)
 
     def _skip_gap(self, source: str, reader: StreamReader) -> None:
-        """Nobody has what is missing, its source least of all: go on with what the source has."""
-        direct = next((link for link in self._sessions if link.is_open and link.peer == source), None)
-        if direct is not None:
+        """Nobody has what is missing: go on with what the source has, or else a mirror of it."""
+        links = self._links_for(source)
+        if links:
             reader.allow_skip()
-            self._distrusted.pop((source, source), None)
-            self._chosen[source, False] = direct
-            direct.subscribe((source, False), skip=True)
+            self._distrusted.pop((links[0].peer, source), None)
+            self._chosen[source, False] = links[0]
+            links[0].subscribe((source, False), skip=True)
 
     def opened(self) -> None:
         self.choose()
