@@ -53,7 +53,6 @@ from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
 __all__ = ["Restored", "restore"]
 
-_DAY_MS: Final = 86_400_000
 _DEAD: Final = DeliveryState.DEAD_LETTER
 _PULL: Final = "pull"
 
@@ -243,7 +242,7 @@ class _Restoring:
         oldest_open = min(
             (each.seq for each in self._told.deliveries.values() if each.state in UNACCEPTED), default=last_seq + 1
         )
-        young_us = (self._now_ms - self._policy.settled_retention_seconds * 1000 + _DAY_MS) * 1000
+        young_us = (self._now_ms - round(self._policy.offered_again_seconds * 1000)) * 1000
         first_young = last_seq + 1
         for segment in reversed(segments):
             for seq, created_us in rows(self._lake, [segment], ("created_us",)):
