@@ -439,6 +439,33 @@ async def test_a_seed_keeps_what_a_reader_waits_for_even_if_it_was_left_behind(w
     assert b.incidents() == other.incidents() == []
 
 
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_that_was_left_behind_holds_up_nobody_who_has_another(world: World) -> None:
+    """It waits for a reader that never comes; one that is linked to a seed with more reads from that one."""
+    a, seed, b = await _three(world)
+    other = await world.add("other-seed", tier=NodeTier.BACKBONE)
+    await world.add("node-n", "nick")
+    between, from_a = Pipe(seed, other), Pipe(a, seed)
+    await a.send("nick")
+    await settle(from_a, between)
+    between.cut()
+    await a.send("sam")
+    await settle(from_a)
+    await seed.store.prune_mirror("node-a", through_seq=2)
+    mail = await a.send("bob")
+    await settle(from_a)
+    from_a.cut()
+    await settle(to_other := Pipe(b, other))
+    pipes = Pipe(other, seed), to_other, Pipe(b, seed)
+    await settle(*pipes)
+    await _wait(world, 610, *pipes)
+    assert b.inbox("bob") == [mail]
+    position = other.store.mirror_position("node-a")
+    assert position is not None
+    assert position.last_seq == 1, "node-n may only be asleep"
+    assert b.incidents() == other.incidents() == seed.incidents() == []
+
+
 @pytest.mark.req("PIPE-9", "ROOM-6")
 async def test_a_seed_that_was_left_behind_does_not_wait_for_who_was_revoked(world: World) -> None:
     """A reader that never comes back holds it up until an operator revokes it; then it begins anew by itself."""

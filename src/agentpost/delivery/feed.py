@@ -75,6 +75,11 @@ class Feed(ABC):
         """Whether something is under way that the reader has not confirmed yet."""
         return bool(self._under_way)
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the reader has everything that there was."""
+        return not self._may_have_more and not self._under_way
+
     def wake(self) -> None:
         self._may_have_more = True
 

@@ -214,6 +214,7 @@ class LinkHub:
         """Go on with what another seed still has, where nobody else has what comes next.
 
         Only once nobody waits for what is kept here: it may be all that is left of it, and the other seed may lie.
+        Until then those who have all of it had better read from somebody else.
         """
         kept = self.store.mirror_position(source)
         if (source, True) in self._chosen or kept is None or not kept.last_seq:
@@ -223,6 +224,9 @@ class LinkHub:
             await self._mirror_keeper(source).start_over()
             self._distrusted.pop((session.peer, source), None)
             self.choose()
+            return
+        for each in self.sessions:
+            each.turn_away(source)
 
     async def tick(self) -> None:
         """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""
