@@ -87,9 +87,9 @@ class Mesh:
         await self.store.close()
         await self.peer.close()
 
-    def restore(self, **options: object) -> tuple[Restored, SqliteStore]:
+    def restore(self, *, after_ms: int = 60_000, **options: object) -> tuple[Restored, SqliteStore]:
         path = self.folder / f"restored-{len(list(self.folder.iterdir()))}"
-        clock = FakeClock(START_MS + 60_000)
+        clock = FakeClock(START_MS + after_ms)
         found = restore(
             open_lake(str(self.lake)),
             path,
@@ -226,6 +226,28 @@ async def test_mail_before_a_hole_in_the_lake_is_sent_again(mesh: Mesh) -> None:
             assert [each.seq for each in store.deliveries_of(event.event_id)] == [stored.seq]
         mail = [decode_event(event.raw).event_id for event in store.read_stream(PEER, 0).events]
         assert {event.event_id for event in mesh.sent[3:]} <= set(mail)
+    finally:
+        await store.close()
+
+
+@pytest.mark.req("OBS-11", "RTY-3")
+@pytest.mark.parametrize("is_in_lake", [True, False])
+async def test_old_mail_is_known_where_its_source_is_read_from_the_start(mesh: Mesh, *, is_in_lake: bool) -> None:
+    """A sender that is not in the lake may still have mail of months ago: what has an outcome is not taken again."""
+    await mesh.lose()
+    if not is_in_lake:
+        shutil.rmtree(mesh.lake / "manifests" / f"node={PEER}")
+    found, store = mesh.restore(after_ms=60 * 86_400_000)
+    try:
+        assert (PEER in found.cursors) is is_in_lake
+        entry = store.ledger_entry(mesh.got[0].event_id, "ada")
+        if is_in_lake:
+            assert entry is None, "nobody offers it again"
+            return
+        await store.prune_settled(before_ms=START_MS + 30 * 86_400_000)
+        entry = store.ledger_entry(mesh.got[0].event_id, "ada")
+        assert entry is not None
+        assert entry.state is LedgerState.SETTLED
     finally:
         await store.close()
 

@@ -257,14 +257,19 @@ class _Restoring:
     def _inbox(self) -> tuple[list[InboxEvent], list[LedgerEntry]]:
         """The ledger, and the events of the rows that are open."""
         forget_before_ms = self._now_ms - self._policy.settled_retention_seconds * 1000
+        read_on = {self._node_id, *(each.source_node_id for each in self._told.cursors)}
         inbox: dict[str, InboxEvent] = {}
         ledger: list[LedgerEntry] = []
         for (event_id, agent_id), taken in self._told.taken.items():
+            body = self._told.bodies.get(event_id)
             if taken.settled_at_ms is not None:
                 if taken.settled_at_ms >= forget_before_ms:
                     ledger.append(_settled_entry(event_id, agent_id, taken))
+                elif body is None or body.source_node_id not in read_on:
+                    # RTY-3: its source is read from the start again, and may still have it.
+                    taken.settled_at_ms = self._now_ms
+                    ledger.append(_settled_entry(event_id, agent_id, taken))
                 continue
-            body = self._told.bodies.get(event_id)
             if body is None:
                 continue  # whoever sent it still has it: its stream is read again from before it
             kept = inbox.setdefault(event_id, replace(body, seq=len(inbox) + 1))
