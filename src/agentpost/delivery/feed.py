@@ -124,7 +124,7 @@ class Feed(ABC):
         self._under_way_bytes = 0
 
     def _check_fit(self, fits: bool, floor_seq: int) -> None:
-        """Refuse the first batch if what the reader has, and what is here, do not follow each other."""
+        """Refuse a batch if what the reader has, and what is here, do not follow each other."""
         if not fits:
             raise Refusal(
                 Code.SEQUENCE_GAP,
@@ -158,6 +158,9 @@ class OutboxFeed(Feed):
         if (had := self._unchecked_chain) is not None:
             fits = had == part.chain if first is None else next_chain(had, first.raw) == first.chain
             self._check_fit(fits, part.floor_seq)
+        elif self._position < part.floor_seq and not self._is_skipping:
+            # Pruned since the last batch.
+            self._check_fit(False, part.floor_seq)
         if first is None and not self._is_skipping and part.through_seq - self._position < _IDLE_STEP:
             return None
         first_chain = (part.chain if first is None else first.chain) if self._is_skipping else None
@@ -237,6 +240,8 @@ class WholeFeed(Feed):
             self._position, self._unchecked_chain = first.seq - 1, None
         elif (had := self._unchecked_chain) is not None:
             self._check_fit(next_chain(had, first.raw) == first.chain, part.floor_seq)
+        elif first.seq > self._position + 1:
+            self._check_fit(False, part.floor_seq)
         head = OutboxHead(
             node_id=self.source,
             epoch=self._store.epoch,
