@@ -20,10 +20,11 @@ from agentpost.delivery.frames import (
     decode_frame,
     encode_frame,
 )
+from agentpost.protocol.delivery import Change
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import NodeTier
-from agentpost.store.values import CHAIN_START
+from agentpost.store.values import CHAIN_START, Subscriber
 from tests.delivery.linking import Node, Pipe, World, settle
 
 
@@ -302,6 +303,41 @@ async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> Non
     assert more[0].after_seq == first[-1].through_seq
     stop = await session.receive(encode_frame(Credit(source="node-a", through_seq=more[-1].through_seq, bytes=0)))
     assert _events(stop) == []
+
+
+@pytest.mark.req("CUR-3", "PIPE-7")
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_a_reader_is_told_that_what_comes_next_was_pruned_meanwhile(world: World, *, is_whole: bool) -> None:
+    """Its lease ran out while it read, say: it hears of a gap, and is not handed what it would take for a forgery."""
+    a, _ = await _two(world)
+    for number in range(4):
+        await a.send("bob", text=str(number) + "x" * 10_000)
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    wish = Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START, whole=is_whole)
+    await session.receive(encode_frame(wish))
+
+    async def grant(through_seq: int) -> list[bytes]:
+        credit = Credit(source="node-a", through_seq=through_seq, bytes=10_000, whole=is_whole)
+        return await session.receive(encode_frame(credit))
+
+    (first,) = _events(await grant(0))
+    assert first.through_seq < 3
+    for event in a.store.deliveries_in((DeliveryState.EMITTED,)):
+        change = Change(
+            event_id=event.event_id, to_agent_id="bob", signal=DeliverySignal.PROCESSED, at_ms=world.clock.now_ms()
+        )
+        await a.store.append([], changes=[change])
+    now_ms = world.clock.now_ms() + 3_600_000
+    other = Subscriber(
+        consumer_node_id="node-c", epoch="epoch_1", last_seq=3, updated_at_ms=now_ms, lease_expires_at_ms=now_ms + 1
+    )
+    await a.store.note_subscriber(other)
+    await a.store.compact(now_ms=now_ms, retention_events=0)
+    assert a.store.read_outbox(0).floor_seq == 3
+    answers = [decode_frame(frame) for frame in await grant(first.through_seq)]
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == ["sequence_gap"]
+    assert not [answer for answer in answers if isinstance(answer, Events)]
 
 
 async def test_credit_for_all_that_a_feed_may_send_is_in_a_hurry(world: World) -> None:

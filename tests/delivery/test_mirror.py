@@ -11,6 +11,7 @@ from agentpost.delivery.heads import sign_head
 from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import Verdict
 from agentpost.protocol.codec import decode_event, encode_event
+from agentpost.protocol.envelope import resend_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import decode_head
 from agentpost.protocol.lifecycle import DeliveryState
@@ -438,6 +439,33 @@ async def test_a_seed_keeps_what_a_reader_waits_for_even_if_it_was_left_behind(w
     assert b.incidents() == other.incidents() == []
 
 
+@pytest.mark.req("PIPE-9")
+async def test_a_seed_that_was_left_behind_holds_up_nobody_who_has_another(world: World) -> None:
+    """It waits for a reader that never comes; one that is linked to a seed with more reads from that one."""
+    a, seed, b = await _three(world)
+    other = await world.add("other-seed", tier=NodeTier.BACKBONE)
+    await world.add("node-n", "nick")
+    between, from_a = Pipe(seed, other), Pipe(a, seed)
+    await a.send("nick")
+    await settle(from_a, between)
+    between.cut()
+    await a.send("sam")
+    await settle(from_a)
+    await seed.store.prune_mirror("node-a", through_seq=2)
+    mail = await a.send("bob")
+    await settle(from_a)
+    from_a.cut()
+    await settle(to_other := Pipe(b, other))
+    pipes = Pipe(other, seed), to_other, Pipe(b, seed)
+    await settle(*pipes)
+    await _wait(world, 610, *pipes)
+    assert b.inbox("bob") == [mail]
+    position = other.store.mirror_position("node-a")
+    assert position is not None
+    assert position.last_seq == 1, "node-n may only be asleep"
+    assert b.incidents() == other.incidents() == seed.incidents() == []
+
+
 @pytest.mark.req("PIPE-9", "ROOM-6")
 async def test_a_seed_that_was_left_behind_does_not_wait_for_who_was_revoked(world: World) -> None:
     """A reader that never comes back holds it up until an operator revokes it; then it begins anew by itself."""
@@ -481,3 +509,50 @@ async def test_a_seed_does_not_blame_another_for_what_a_source_signed(world: Wor
     event_id = await seed.send("otto", sender="sam")
     await settle(between)
     assert other.inbox("otto") == [event_id]
+
+
+async def _wait(world: World, seconds: int, *pipes: Pipe) -> None:
+    for _ in range(seconds // 10):
+        world.clock.advance(10_000)
+        for pipe in pipes:
+            for end in pipe.ends:
+                await end.session.tick()
+        await settle(*pipes)
+
+
+@pytest.mark.req("CUR-4", "PIPE-9")
+async def test_a_reader_that_has_only_a_seed_gets_beyond_what_nobody_has_any_more(world: World) -> None:
+    """Seed and reader were away while the source pruned: the reader tells of the gap, and its mail goes on."""
+    a, seed, b = await _three(world)
+    c = await world.add("node-c", "carl")
+    answered = await b.send("ada", sender="bob")
+    from_a, to_b = Pipe(a, seed), Pipe(b, seed)
+    await settle(from_a, to_b)
+    to_b.cut()
+    # Bob's gateway misses this answer, and the seed that has it loses it.
+    await a.process("ada")
+    await settle(from_a)
+    from_a.cut()
+    for _ in range(3):
+        await a.send("carl")
+    await settle(direct := Pipe(a, c))
+    await _wait(world, 310, direct)
+    await a.store.compact(now_ms=world.clock.now_ms(), retention_events=0)
+    assert a.store.read_outbox(0).floor_seq == 5
+    mail = await a.send("bob")
+    await settle(from_a := Pipe(a, seed))
+    await settle(to_b := Pipe(b, seed))
+    assert b.inbox("bob") == []
+    await _wait(world, 60, from_a, to_b)
+    assert b.incidents() == ["gap"]
+    assert [entry.action for entry in b.store.audit_log()] == ["cursor.tombstone"]
+    # What could not be checked was not taken: it is sent again like all mail that nobody accepts.
+    stored = a.store.find_event(mail)
+    assert stored is not None
+    await a.store.append([resend_of(decode_event(stored.raw))])
+    a.wakeups.outbox_grew()
+    later = await a.send("bob")
+    await settle(from_a, to_b)
+    assert b.inbox("bob") == [mail, later]
+    assert (b.hub.sessions[0].refusal, seed.incidents()) == (None, [])
+    assert b.states(answered) == {"ada": DeliveryState.ACCEPTED}

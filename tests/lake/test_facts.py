@@ -14,6 +14,7 @@ from agentpost.lake import facts as facts_module
 from agentpost.lake.facts import FactLog, Facts, gather_facts
 from agentpost.lake.place import open_lake
 from agentpost.lake.schema import FACT_TOPICS, FACTS
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import AuditEntry, Subscriber
@@ -142,3 +143,19 @@ async def test_a_lease_that_is_renewed_is_no_news(store: SqliteStore, tmp_path: 
     place = {"lastSeq": 7, "status": "active"}
     assert log.append({("cursor", "b/a"): {**place, "leaseExpiresUs": 1}}, store, at_us=1) == 1
     assert log.append({("cursor", "b/a"): {**place, "leaseExpiresUs": 2}}, store, at_us=2) == 0
+
+
+async def test_a_damaged_log_is_named_and_told_for_as_long_as_it_is_there(store: SqliteStore, tmp_path: Path) -> None:
+    """Nothing is written after a change log that cannot be read; once it is out of the lake, the others go on."""
+    lake = tmp_path / "lake"
+    a_log(lake).append({("agent", "ada"): agent("node-a")}, store, at_us=1)
+    (damaged,) = (lake / "facts").rglob("*.parquet")
+    damaged.write_bytes(b"junk")
+    log = a_log(lake)
+    for _ in range(2):
+        with pytest.raises(Refusal) as refused:
+            log.append({("agent", "bob"): agent("node-b")}, store, at_us=2)
+        assert refused.value.code is Code.STORAGE_CORRUPT
+        assert damaged.name in refused.value.message
+    damaged.unlink()
+    assert log.append({("agent", "bob"): agent("node-b")}, store, at_us=3) == 1

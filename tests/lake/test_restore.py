@@ -15,7 +15,7 @@ from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.place import open_lake
 from agentpost.lake.restore import Restored, restore
-from agentpost.protocol.codec import encode_event
+from agentpost.protocol.codec import decode_event, encode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
@@ -87,9 +87,9 @@ class Mesh:
         await self.store.close()
         await self.peer.close()
 
-    def restore(self, **options: object) -> tuple[Restored, SqliteStore]:
+    def restore(self, *, after_ms: int = 60_000, **options: object) -> tuple[Restored, SqliteStore]:
         path = self.folder / f"restored-{len(list(self.folder.iterdir()))}"
-        clock = FakeClock(START_MS + 60_000)
+        clock = FakeClock(START_MS + after_ms)
         found = restore(
             open_lake(str(self.lake)),
             path,
@@ -185,15 +185,83 @@ async def test_what_was_sent_after_the_loss_is_simply_read(mesh: Mesh) -> None:
 
 @pytest.mark.req("PIPE-7")
 async def test_old_mail_is_not_offered_again(mesh: Mesh) -> None:
-    """Of a long outbox only the retention window comes back, and all that is not accepted; readers find no hole."""
+    """Of a long outbox only the retention window comes back; what nobody accepted is sent again at its end."""
     await mesh.lose()
     found, store = mesh.restore(policy=DeliveryPolicy(retention_events=0))
     try:
-        assert (found.first_seq, found.last_seq) == (4, 8)
+        events = [decode_event(event.raw) for event in store.read_outbox(0).events]
+        assert [(event.seq, event.trace.attempt) for event in events[:2]] == [(9, 2), (10, 2)]
+        assert (found.first_seq, [event.event_id for event in events[:2]]) == (
+            9,
+            [event.event_id for event in mesh.sent[3:]],
+        )
+        assert [
+            (each.seq, each.attempts) for event in mesh.sent[3:] for each in store.deliveries_of(event.event_id)
+        ] == [
+            (9, 2),
+            (10, 2),
+        ]
         stream = store.read_stream(PEER, 0)
-        assert (stream.floor_seq, [event.seq for event in stream.events][:2]) == (0, [4, 5])
+        assert (stream.floor_seq, [event.seq for event in stream.events][:2]) == (0, [9, 10])
     finally:
         await store.close()
+
+
+@pytest.mark.req("OBS-11", "PIPE-8")
+async def test_mail_before_a_hole_in_the_lake_is_sent_again(mesh: Mesh) -> None:
+    """A segment is missing: the restore says which events that are, and loses nothing that nobody had accepted."""
+    for number in (50, 51):
+        an_exporter(mesh.lake, mesh.home).export(now=True)
+        await mesh.store.append([a_message(number)])
+    await mesh.lose()
+    middle = mesh.lake / "manifests" / f"node={NODE}" / f"epoch={EPOCH}" / f"{9:019d}.json"
+    middle.unlink()
+    found, store = mesh.restore()
+    try:
+        assert found.first_seq == 10
+        assert any("lacks seq 9 to 9" in note for note in found.notes)
+        for event in mesh.sent[3:]:
+            stored = store.find_event(event.event_id)
+            assert stored is not None
+            assert [each.seq for each in store.deliveries_of(event.event_id)] == [stored.seq]
+        mail = [decode_event(event.raw).event_id for event in store.read_stream(PEER, 0).events]
+        assert {event.event_id for event in mesh.sent[3:]} <= set(mail)
+    finally:
+        await store.close()
+
+
+@pytest.mark.req("OBS-11", "RTY-3")
+@pytest.mark.parametrize("is_in_lake", [True, False])
+async def test_old_mail_is_known_where_its_source_is_read_from_the_start(mesh: Mesh, *, is_in_lake: bool) -> None:
+    """A sender that is not in the lake may still have mail of months ago: what has an outcome is not taken again."""
+    await mesh.lose()
+    if not is_in_lake:
+        shutil.rmtree(mesh.lake / "manifests" / f"node={PEER}")
+    found, store = mesh.restore(after_ms=60 * 86_400_000)
+    try:
+        assert (PEER in found.cursors) is is_in_lake
+        entry = store.ledger_entry(mesh.got[0].event_id, "ada")
+        if is_in_lake:
+            assert entry is None, "nobody offers it again"
+            return
+        await store.prune_settled(before_ms=START_MS + 30 * 86_400_000)
+        entry = store.ledger_entry(mesh.got[0].event_id, "ada")
+        assert entry is not None
+        assert entry.state is LedgerState.SETTLED
+    finally:
+        await store.close()
+
+
+async def test_a_damaged_change_log_is_refused_by_name(mesh: Mesh) -> None:
+    """Like all that is damaged in a lake it is named, with what to do about it."""
+    await mesh.lose()
+    log = mesh.lake / "facts" / "node=node-x" / "000000000001.parquet"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"junk")
+    with pytest.raises(Refusal) as caught:
+        mesh.restore()
+    assert caught.value.code is Code.STORAGE_CORRUPT
+    assert "facts/node=node-x/000000000001.parquet" in caught.value.message
 
 
 @pytest.mark.req("OBS-11", "RTY-7")

@@ -1,16 +1,18 @@
 """A backup that is put back: whole, in a new epoch, and its readers find no hole."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.store.integrity import back_up, check_home
 from agentpost.store.restoring import put_back
 from agentpost.store.values import Subscriber
 from agentpost.testing import START_MS, a_message
 from tests.edges.running import agentpost, running_gateway
-from tests.store.building import EPOCH, NODE, PEER, a_batch, incoming, open_sqlite, to_nodes
+from tests.store.building import EPOCH, NODE, PEER, a_batch, a_change, deliveries_of, incoming, open_sqlite, to_nodes
 
 
 @pytest.mark.req("CUR-6")
@@ -53,6 +55,59 @@ async def test_a_backup_begins_a_new_epoch(tmp_path: Path) -> None:
         assert own.last_chain == store.read_stream(NODE, 0).events[2].chain
     finally:
         await store.close()
+
+
+@pytest.mark.req("CUR-6", "RTY-3")
+async def test_what_readers_have_forgotten_is_not_offered_again(tmp_path: Path) -> None:
+    """Of a backup that is put back, readers get what is young, and what nobody has accepted or read; nothing older."""
+    store = open_sqlite(tmp_path / "home")
+    events = [to_nodes(a_message(number), PEER) for number in range(1, 9)]
+    local = to_nodes(a_message(9), NODE)
+    for event in events:
+        await store.append([event], deliveries=deliveries_of(event, "bob"))
+    await store.append([local])
+    for event in (*events[:3], *events[4:]):
+        await store.append([], changes=[a_change(event, DeliverySignal.PROCESSED)])
+    await store.close()
+    back_up(tmp_path / "home", tmp_path / "backup.db")
+
+    async def offered(name: str, *, forgotten_before_ms: int) -> list[int]:
+        put_back(tmp_path / name, tmp_path / "backup.db", epoch="epoch-2", forgotten_before_ms=forgotten_before_ms)
+        assert check_home(tmp_path / name).problems == ()
+        store = open_sqlite(tmp_path / name)
+        try:
+            return [event.seq for event in store.read_outbox(0).events]
+        finally:
+            await store.close()
+
+    assert await offered("none-old", forgotten_before_ms=START_MS) == list(range(1, 10))
+    assert await offered("two-old", forgotten_before_ms=START_MS + 3) == list(range(3, 10))
+    assert await offered("unaccepted", forgotten_before_ms=START_MS * 2) == list(range(4, 10))
+    store = open_sqlite(tmp_path / "home")
+    await store.append([], changes=[a_change(events[3], DeliverySignal.PROCESSED)])
+    await store.close()
+    (tmp_path / "backup.db").unlink()
+    back_up(tmp_path / "home", tmp_path / "backup.db")
+    # Mail for an agent of its own, which it has not read.
+    assert await offered("unread", forgotten_before_ms=START_MS * 2) == [9]
+
+
+async def test_a_disk_without_room_for_a_backup_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal speaks of the disk, not of the backup, and what was copied until then is away again."""
+    store = open_sqlite(tmp_path / "home")
+    await store.close()
+    back_up(tmp_path / "home", tmp_path / "backup.db")
+
+    def full(_: Path, target: Path) -> None:
+        target.write_bytes(b"half a copy")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(Refusal) as caught:
+        put_back(tmp_path / "again", tmp_path / "backup.db", epoch="epoch-2")
+    assert caught.value.code is Code.STORAGE_FULL
+    assert "No space left" in caught.value.message
+    assert sorted(each.name for each in (tmp_path / "again").iterdir()) == ["gateway.lock", "keys"]
 
 
 async def test_a_home_is_never_overwritten(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from agentpost.delivery.secrets import AgentSecrets
 from agentpost.delivery.task_moves import TaskMoves
 from agentpost.delivery.task_turns import TaskTurns
 from agentpost.delivery.watching import Watchers
-from agentpost.protocol.envelope import SignalEvent
+from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.values import LocalAgent
@@ -152,8 +152,8 @@ class Engine:
         tally = Tally()
         self._meter = Meter(store, tally=tally)
         self._tasks = TaskOwner("engine")
-        self._status_desk = StatusDesk(store=store, maker=maker, clock=clock, wakeups=wakeups)
-        wakeups.listen(taken=tally.took, signals=self._signals_heard)
+        self._status_desk = StatusDesk(store=store, maker=maker, clock=clock, wakeups=wakeups, policy=policy)
+        wakeups.listen(taken=tally.took, signals=self._signals_heard, repeats=self._repeats_heard)
         self.keeper = Keeper(
             store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies, readers=readers
         )
@@ -173,6 +173,9 @@ class Engine:
 
     def _signals_heard(self, signals: Sequence[SignalEvent]) -> None:
         self._tasks.spawn(self._status_desk.hear(signals), name="signals")
+
+    def _repeats_heard(self, resent: Sequence[tuple[Event, str]]) -> None:
+        self._tasks.spawn(self._status_desk.tell(resent), name="repeats")
 
     async def drain(self) -> None:
         """Take no new work, and wait for the turns that are running."""

@@ -75,6 +75,11 @@ class Feed(ABC):
         """Whether something is under way that the reader has not confirmed yet."""
         return bool(self._under_way)
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the reader has everything that there was."""
+        return not self._may_have_more and not self._under_way
+
     def wake(self) -> None:
         self._may_have_more = True
 
@@ -119,7 +124,7 @@ class Feed(ABC):
         self._under_way_bytes = 0
 
     def _check_fit(self, fits: bool, floor_seq: int) -> None:
-        """Refuse the first batch if what the reader has, and what is here, do not follow each other."""
+        """Refuse a batch if what the reader has, and what is here, do not follow each other."""
         if not fits:
             raise Refusal(
                 Code.SEQUENCE_GAP,
@@ -153,6 +158,9 @@ class OutboxFeed(Feed):
         if (had := self._unchecked_chain) is not None:
             fits = had == part.chain if first is None else next_chain(had, first.raw) == first.chain
             self._check_fit(fits, part.floor_seq)
+        elif self._position < part.floor_seq and not self._is_skipping:
+            # Pruned since the last batch.
+            self._check_fit(False, part.floor_seq)
         if first is None and not self._is_skipping and part.through_seq - self._position < _IDLE_STEP:
             return None
         first_chain = (part.chain if first is None else first.chain) if self._is_skipping else None
@@ -232,6 +240,8 @@ class WholeFeed(Feed):
             self._position, self._unchecked_chain = first.seq - 1, None
         elif (had := self._unchecked_chain) is not None:
             self._check_fit(next_chain(had, first.raw) == first.chain, part.floor_seq)
+        elif first.seq > self._position + 1:
+            self._check_fit(False, part.floor_seq)
         head = OutboxHead(
             node_id=self.source,
             epoch=self._store.epoch,
@@ -317,12 +327,19 @@ class MirrorFeed(Feed):
         if part is None or not part.events:
             return None
         raws, signed_chain = [event.raw for event in part.events], self._signed_chain(part.head)
+        if self._is_skipping:
+            if signed_chain is None:
+                return None
+            # Nobody here knows how the stream went on before these events, so none of them could be checked. What the
+            # owner signed is where it stands after them.
+            raws = []
         is_start = self.is_whole and self._position == 0 and part.after_seq > 0
         if not is_start and (had := self._unchecked_chain) is not None:
             # What the reader will do. If it does not fit, something is missing here, since the mirror was pruned or
             # began anew, or its source contradicts itself: either way nothing was altered here.
             self._check_fit(chain_over(had, raws) == signed_chain, kept.floor_seq)
         self._unchecked_chain = signed_chain
+        first_chain, self._is_skipping = signed_chain if self._is_skipping else None, False
         return Events(
             source=self.source,
             epoch=part.epoch,
@@ -333,6 +350,7 @@ class MirrorFeed(Feed):
             events=raws,
             whole=self.is_whole,
             before_chain=kept.floor_chain if is_start else None,
+            first_chain=first_chain,
         )
 
     def _signed_chain(self, raw: bytes) -> bytes | None:

@@ -214,6 +214,7 @@ class LinkHub:
         """Go on with what another seed still has, where nobody else has what comes next.
 
         Only once nobody waits for what is kept here: it may be all that is left of it, and the other seed may lie.
+        Until then those who have all of it had better read from somebody else.
         """
         kept = self.store.mirror_position(source)
         if (source, True) in self._chosen or kept is None or not kept.last_seq:
@@ -223,6 +224,9 @@ class LinkHub:
             await self._mirror_keeper(source).start_over()
             self._distrusted.pop((session.peer, source), None)
             self.choose()
+            return
+        for each in self.sessions:
+            each.turn_away(source)
 
     async def tick(self) -> None:
         """What time brings: gaps that nobody closed (CUR-4), and another try with somebody who failed."""
@@ -238,13 +242,13 @@ class LinkHub:
                 self._skip_gap(source, reader)
 
     def _skip_gap(self, source: str, reader: StreamReader) -> None:
-        """Nobody has what is missing, its source least of all: go on with what the source has."""
-        direct = next((link for link in self._sessions if link.is_open and link.peer == source), None)
-        if direct is not None:
+        """Nobody has what is missing: go on with what the source has, or else a mirror of it."""
+        links = self._links_for(source)
+        if links:
             reader.allow_skip()
-            self._distrusted.pop((source, source), None)
-            self._chosen[source, False] = direct
-            direct.subscribe((source, False), skip=True)
+            self._distrusted.pop((links[0].peer, source), None)
+            self._chosen[source, False] = links[0]
+            links[0].subscribe((source, False), skip=True)
 
     def opened(self) -> None:
         self.choose()

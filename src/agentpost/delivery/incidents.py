@@ -2,6 +2,9 @@
 
 A `status_request` names one (event, agent); the gateway that accepted it answers with a `status`: how far it is there,
 never what it says. Both are hints: one that gets lost is lost, and the incident stays open.
+
+A `status` comes unasked for what was sent again and had been accepted: its ACK was in a part of the outbox that nobody
+has any more. The ACK itself is said once, since another one would look as if the event had been injected twice.
 """
 
 from collections.abc import Sequence
@@ -12,15 +15,17 @@ from msgspec.structs import replace
 
 from agentpost.delivery.deciding import SLA_MISSED, subject_of
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
 from agentpost.delivery.ports import Wakeups
-from agentpost.protocol.delivery import Delivery
-from agentpost.protocol.envelope import SignalEvent
+from agentpost.protocol.codec import decode_event
+from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import CorrId, EventId
-from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
-from agentpost.store.values import AuditEntry, Incident, LedgerEntry, LedgerState
+from agentpost.store.values import AuditEntry, Incident, LedgerEntry, LedgerState, Outcome
 from agentpost.world import Clock
 
 __all__ = ["STATUS", "STATUS_REQUEST", "UNKNOWN", "IncidentView", "Incidents", "StatusDesk", "status_request"]
@@ -32,6 +37,13 @@ UNKNOWN: Final = "unknown"  # never accepted here, or so long ago that it is for
 # The same answer again within this time is not written down again.
 _REMEMBERED_MS: Final = 30 * 86_400_000
 _LONGEST_STATE: Final = 32
+_UNACCEPTED: Final = (DeliveryState.EMITTED, DeliveryState.RETRY_PENDING)
+_SIGNALS: Final = {
+    None: DeliverySignal.ACCEPTED,
+    Outcome.PROCESSED.value: DeliverySignal.PROCESSED,
+    Outcome.FAILED_TERMINAL.value: DeliverySignal.FAILED_TERMINAL,
+    Outcome.EXPIRED.value: DeliverySignal.FAILED_TERMINAL,
+}
 
 
 class IncidentView(Struct, frozen=True, kw_only=True):
@@ -85,11 +97,20 @@ def status_request(maker: EventMaker, delivery: Delivery, *, to_node_id: str) ->
 class StatusDesk:
     """Answers the questions of other gateways, and takes their answers down."""
 
-    def __init__(self, *, store: Store, maker: EventMaker, clock: Clock, wakeups: Wakeups) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        maker: EventMaker,
+        clock: Clock,
+        wakeups: Wakeups,
+        policy: DeliveryPolicy | None = None,
+    ) -> None:
         self._store = store
         self._maker = maker
         self._clock = clock
         self._wakeups = wakeups
+        self._policy = policy or DeliveryPolicy()
 
     async def hear(self, signals: Sequence[SignalEvent]) -> int:
         """Take in what was read from other outboxes, after it was accepted. Gives how many answers were appended.
@@ -104,6 +125,19 @@ class StatusDesk:
             await self._take_down(signal)
         return len(answers)
 
+    async def tell(self, resent: Sequence[tuple[Event, str]]) -> int:
+        """Say how far those are that were sent again and are here; gives how many. An ACK of just now will do."""
+        before_ms = self._clock.now_ms() - round(self._policy.accepted_ack_timeout_seconds * 1000)
+        said: list[Event] = []
+        for event, agent_id in resent:
+            entry = self._store.ledger_entry(event.event_id, agent_id)
+            if entry is not None and max(entry.accepted_at_ms, entry.settled_at_ms or 0) <= before_ms:
+                said.append(self._status(event, event.event_id, agent_id, entry))
+        if said:
+            await self._store.append(said)
+            self._wakeups.outbox_grew()
+        return len(said)
+
     def _answer(self, request: SignalEvent) -> SignalEvent | None:
         event_id, agent_id = request.payload.ref_event_id, request.payload.details.get("toAgentId")
         if request.payload.signal != STATUS_REQUEST or event_id is None or not isinstance(agent_id, str):
@@ -112,10 +146,13 @@ class StatusDesk:
         # Only the gateway that an event came from hears how it is doing.
         is_theirs = item is None or item.source_node_id == request.source_node_id
         entry = self._store.ledger_entry(event_id, agent_id) if is_theirs else None
-        answer = self._maker.signal(
-            STATUS, to_nodes=(request.source_node_id,), ref=request, details={"toAgentId": agent_id, **_details(entry)}
+        return self._status(request, event_id, agent_id, entry)
+
+    def _status(self, to: Event, event_id: EventId, agent_id: str, entry: LedgerEntry | None) -> SignalEvent:
+        status = self._maker.signal(
+            STATUS, to_nodes=(to.source_node_id,), ref=to, details={"toAgentId": agent_id, **_details(entry)}
         )
-        return replace(answer, payload=replace(answer.payload, ref_event_id=event_id))
+        return replace(status, payload=replace(status.payload, ref_event_id=event_id))
 
     async def _take_down(self, said: SignalEvent) -> None:
         details = said.payload.details
@@ -126,6 +163,27 @@ class StatusDesk:
             is_asked = delivery.to_agent_id == agent_id and delivery.to_node_id == said.source_node_id
             if is_asked and delivery.state is DeliveryState.INCIDENT:
                 await self._note(delivery, said, state[:_LONGEST_STATE])
+            elif is_asked and delivery.state in _UNACCEPTED and state in set(LedgerState):
+                await self._close_up(delivery, details.get("outcome"))
+
+    async def _close_up(self, delivery: Delivery, outcome: object) -> None:
+        """It was accepted, and the ACKs that said so are lost."""
+        now_ms = self._clock.now_ms()
+        stored = self._store.find_event(delivery.event_id)
+        if stored is None or not isinstance(outcome, str | None) or outcome not in _SIGNALS:
+            return
+        signal = _SIGNALS[outcome]
+        change = Change(
+            event_id=delivery.event_id,
+            to_agent_id=delivery.to_agent_id,
+            signal=signal,
+            at_ms=now_ms,
+            due_at_ms=sla_due_at_ms(decode_event(stored.raw), accepted_at_ms=now_ms, policy=self._policy),
+            reason=outcome if signal is DeliverySignal.FAILED_TERMINAL else None,
+        )
+        await self._store.append([], changes=[change])
+        self._wakeups.timer_set(earliest_due_ms([change]))
+        self._wakeups.deliveries_moved([change])
 
     async def _note(self, delivery: Delivery, said: SignalEvent, state: str) -> None:
         now_ms = self._clock.now_ms()

@@ -109,6 +109,12 @@ def _mail_by_agent(reading: _Reading, accepted: Accepted) -> dict[str, list[Mail
     return mail
 
 
+def _sent_again(reading: _Reading, accepted: Accepted) -> list[tuple[Event, str]]:
+    """What was here already and its sender is still waiting to hear of, with the agent that it is for."""
+    resent = {inbound.event.event_id: inbound.event for inbound in reading.events if inbound.event.trace.attempt > 1}
+    return [(resent[event_id], agent_id) for event_id, agent_id in accepted.repeated if event_id in resent]
+
+
 class Intake:
     """One for each gateway. Two readers of the same source must not be in `take` at once."""
 
@@ -165,6 +171,8 @@ class Intake:
             )
         )
         self._wakeups.batch_taken(accepted)
+        if accepted.repeated and (resent := _sent_again(reading, accepted)):
+            self._wakeups.repeats_heard(resent)
         await self._report_strangers(batch.source_node_id, accepted.orphans)
         if accepted.taken_ids:
             # An id that does not tell whose it is may be used first by whoever knows it. The sender gets no ACK.

@@ -327,6 +327,15 @@ class LinkSession:
                 self._awake[key] = None
                 (self._on_wake if in_hurry else self._on_wake_soon)()
 
+    def turn_away(self, source: str) -> None:
+        """Stop feeding the peer from a mirror that does not grow, if it has all of it: others may have more."""
+        for key in ((source, False), (source, True)):
+            feed = self._feeds.get(key)
+            if feed is not None and feed.is_at_end:
+                del self._feeds[key]
+                self._queue_refused(Refusal(Code.UNAVAILABLE, f"the mirror of {source} here was left behind"), key)
+                self._on_wake()
+
     def ask(self, request: GetChunk) -> None:
         self._send(request)
 

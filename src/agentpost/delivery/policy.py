@@ -101,6 +101,11 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
         resend = self.resend
         return resend.max_attempts * (resend.max_delay_seconds + self.accepted_ack_timeout_seconds) + _DAY_SECONDS
 
+    @property
+    def offered_again_seconds(self) -> float:
+        """How old an event may be that is offered to its readers once more: a day less than they remember it."""
+        return max(self.settled_retention_seconds, self.repeats_seconds) - _DAY_SECONDS
+
     def __post_init__(self) -> None:
         for field, value, least in (
             ("acceptedAckTimeoutSeconds", self.accepted_ack_timeout_seconds, 0.001),

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from agentpost.delivery.lanes import Mail
 from agentpost.protocol.delivery import Change
-from agentpost.protocol.envelope import SignalEvent
+from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.ids import CorrId, EventId, TaskId
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import RoomSnapshot
@@ -182,6 +182,7 @@ class Wakeups:
         self._on_taken: list[Callable[[Accepted], None]] = []
         self._on_signals: list[Callable[[Sequence[SignalEvent]], None]] = []
         self._on_tasks: list[Callable[[Sequence[TaskId]], None]] = []
+        self._on_repeats: list[Callable[[Sequence[tuple[Event, str]]], None]] = []
 
     def listen(
         self,
@@ -195,12 +196,14 @@ class Wakeups:
         taken: Callable[[Accepted], None] | None = None,
         signals: Callable[[Sequence[SignalEvent]], None] | None = None,
         tasks: Callable[[Sequence[TaskId]], None] | None = None,
+        repeats: Callable[[Sequence[tuple[Event, str]]], None] | None = None,
     ) -> None:
         """`outbox`: events were appended, and whether they are in a hurry. `inbox`: this agent has something new.
         `mail`: the same, with the mail as far as it is at hand. `timer`: deliveries got timers, and when the first of
         them runs out. `moved`: deliveries heard these signals. `heard`: they are about to, and whoever reads the store
         finds that they did. `taken`: a batch was accepted. `signals`: other
-        gateways said these. `tasks`: others changed these tasks."""
+        gateways said these. `tasks`: others changed these tasks. `repeats`: these came again for an agent that
+        has them."""
         if outbox is not None:
             self._on_outbox.append(outbox)
         if inbox is not None:
@@ -219,6 +222,8 @@ class Wakeups:
             self._on_signals.append(signals)
         if tasks is not None:
             self._on_tasks.append(tasks)
+        if repeats is not None:
+            self._on_repeats.append(repeats)
 
     def outbox_grew(self, *, in_hurry: bool = True) -> None:
         """What is in no hurry may wait a moment for what follows, and go with it."""
@@ -252,6 +257,10 @@ class Wakeups:
     def signals_heard(self, signals: Sequence[SignalEvent]) -> None:
         for tell in self._on_signals:
             tell(signals)
+
+    def repeats_heard(self, resent: Sequence[tuple[Event, str]]) -> None:
+        for tell in self._on_repeats:
+            tell(resent)
 
     def tasks_moved(self, task_ids: Sequence[TaskId]) -> None:
         for tell in self._on_tasks:

@@ -111,7 +111,10 @@ class StreamReader:
         return self._clock.monotonic_ms() - since_ms
 
     def allow_skip(self) -> None:
-        """Let the source itself begin after what it does not have any more."""
+        """Let whoever brings the stream begin after what nobody has any more.
+
+        The source says itself with what; of anybody else no event is taken that does not follow from the cursor.
+        """
         self._may_skip = True
 
     async def _take(self, frame: Events, *, is_direct: bool) -> Verdict:
@@ -141,7 +144,10 @@ class StreamReader:
         if frame.after_seq != last_seq:
             self.note_gap()
             return Verdict.GAP
-        may_skip, self._may_skip = self._may_skip and is_direct, False
+        may_skip, self._may_skip = self._may_skip, False
+        if may_skip and not is_direct and frame.events:
+            self.note_gap()
+            return Verdict.GAP
         try:
             chain = self._checked_chain(frame, head, cursor.last_chain if cursor else CHAIN_START, may_skip=may_skip)
         except Refusal as refusal:
@@ -156,8 +162,12 @@ class StreamReader:
             raws=frame.events,
         )
         await self.accept(batch)
-        if may_skip and frame.events and self._policy.gap_policy is GapPolicy.TOMBSTONE:
-            await self._leave_tombstone(after_seq=last_seq, first=frame.events[0])
+        if may_skip and self._policy.gap_policy is GapPolicy.TOMBSTONE:
+            if frame.events:
+                (first,) = read_events(frame.events[:1])
+                await self._leave_tombstone(after_seq=last_seq, before_seq=first.seq)
+            elif not is_direct:
+                await self._leave_tombstone(after_seq=last_seq, before_seq=frame.through_seq + 1)
         if self._gap_since_ms is not None:
             self._gap_since_ms = None
             if not may_skip:
@@ -165,9 +175,8 @@ class StreamReader:
                 await self._store.close_incident("gap", source, at_ms=self._clock.now_ms())
         return Verdict.TAKEN
 
-    async def _leave_tombstone(self, *, after_seq: int, first: bytes) -> None:
+    async def _leave_tombstone(self, *, after_seq: int, before_seq: int | None) -> None:
         """Keep for ever which part of the stream nobody had any more."""
-        (found,) = read_events((first,))
         await self._store.record_audit(
             [
                 AuditEntry(
@@ -175,7 +184,7 @@ class StreamReader:
                     actor=self._store.node_id,
                     action="cursor.tombstone",
                     subject=self.source_node_id,
-                    detail={"afterSeq": after_seq, "beforeSeq": found.seq},
+                    detail={"afterSeq": after_seq, "beforeSeq": before_seq},
                 )
             ]
         )

@@ -18,6 +18,7 @@ from agentpost.auth.signing import to_text
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.manifest import facts_path
 from agentpost.lake.place import Lake, NameTaken
+from agentpost.lake.reading import read_facts
 from agentpost.lake.schema import FACTS
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
 from agentpost.room.document import Room
@@ -189,15 +190,13 @@ class FactLog:
             return
         directory = facts_path(self._observer, 0).rpartition("/")[0]
         numbers = [int(name.split(".")[0]) for name in self._lake.names(directory) if name.endswith(".parquet")]
-        self._number, self._known, self._audit_id = max(numbers, default=0), {}, 0
-        first = max(self._number - 1, 0) // _LOGS_BETWEEN * _LOGS_BETWEEN + 1
-        for number in range(first, self._number + 1):
-            content = self._lake.read(facts_path(self._observer, number))
-            if content is not None:
-                rows = pq.read_table(pa.BufferReader(content), columns=["topic", "key", "value"]).to_pylist()
-                self._learn(
-                    (row["topic"], row["key"], row["value"] and msgspec.json.decode(row["value"])) for row in rows
-                )
+        last = max(numbers, default=0)
+        self._known, self._audit_id = {}, 0
+        first = max(last - 1, 0) // _LOGS_BETWEEN * _LOGS_BETWEEN + 1
+        for number in range(first, last + 1):
+            rows = read_facts(self._lake, facts_path(self._observer, number), ("topic", "key", "value"))
+            self._learn((row["topic"], row["key"], row["value"] and msgspec.json.decode(row["value"])) for row in rows)
+        self._number = last
 
     def _learn(self, rows: Iterator[tuple[str, str, dict[str, Any] | None]]) -> None:
         for topic, key, value in rows:

@@ -16,7 +16,7 @@ from agentpost.lake.place import Lake
 from agentpost.lake.segments import manifests, outboxes
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["contiguous", "epochs_of", "facts_now", "read_segment", "rows"]
+__all__ = ["contiguous", "epochs_of", "facts_now", "read_facts", "read_segment", "rows"]
 
 
 def epochs_of(lake: Lake, node_id: str) -> list[str]:
@@ -57,14 +57,27 @@ def rows(lake: Lake, segments: Sequence[SegmentManifest], columns: Sequence[str]
                     yield seq, *row
 
 
+def read_facts(lake: Lake, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of one change log; none if there is no such log."""
+    content = lake.read(name)
+    if content is None:
+        return []
+    try:
+        return pq.read_table(pa.BufferReader(content), columns=list(columns)).to_pylist()
+    except (pa.ArrowException, OSError):
+        raise Refusal(
+            Code.STORAGE_CORRUPT,
+            f"{name} is no change log any more",
+            hint="Take it out of the lake, or bring it back from a copy.",
+        ) from None
+
+
 def facts_now(lake: Lake) -> dict[tuple[str, str], dict[str, Any]]:
     """What is true now by (topic, key), as whoever saw it last wrote it down."""
     newest: dict[tuple[str, str], tuple[int, str | None]] = {}
     for observer in lake.directories("facts"):
         for name in lake.names(f"facts/{observer}"):
-            content = lake.read(f"facts/{observer}/{name}")
-            table = pq.read_table(pa.BufferReader(content or b""), columns=["at_us", "topic", "key", "value"])
-            for row in table.to_pylist():
+            for row in read_facts(lake, f"facts/{observer}/{name}", ("at_us", "topic", "key", "value")):
                 place = (row["topic"], row["key"])
                 if place not in newest or row["at_us"] >= newest[place][0]:
                     newest[place] = (row["at_us"], row["value"])

@@ -1,7 +1,8 @@
 """A lost gateway, worked out again from the lake: its outbox, and what became of all it sent and took (OBS-11).
 
 - The outbox is the one in the lake, byte for byte, as far back as a gateway would have kept it. The lake may end before
-  the lost outbox did, so it begins a new epoch: its readers start over, and know by the ids what they have.
+  the lost outbox did, so it begins a new epoch: its readers start over, and know by the ids what they have. What nobody
+  has accepted and stands elsewhere (before that, before a hole, in a former epoch) is sent again at its end.
 - What was sent: a delivery for each recipient, moved by the ACKs and replies in the outboxes of the others.
 - What was taken: the gateway's own ACKs say it, and how it ended. What has an outcome is never injected again.
 - What was taken and has no outcome is *in doubt*, since the end of the outbox is not known: the agent may have had it.
@@ -22,10 +23,10 @@ from agentpost.lake.manifest import SegmentManifest
 from agentpost.lake.place import Lake
 from agentpost.lake.reading import contiguous, epochs_of, facts_now, rows
 from agentpost.lake.recall import UNACCEPTED, Recalled, Taken
-from agentpost.lake.segments import outboxes
+from agentpost.lake.segments import manifests, outboxes
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Change, Delivery, advance
-from agentpost.protocol.envelope import Event
+from agentpost.protocol.envelope import Event, resend_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
 from agentpost.protocol.ids import EventId
@@ -52,7 +53,6 @@ from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
 __all__ = ["Restored", "restore"]
 
-_DAY_MS: Final = 86_400_000
 _DEAD: Final = DeliveryState.DEAD_LETTER
 _PULL: Final = "pull"
 
@@ -139,11 +139,14 @@ class _Restoring:
             self._told.read_other(other)
         former = epochs[-1]
         segments = contiguous(self._lake, self._node_id, former)
+        self._note_holes(former)
         epoch = former if self._is_complete else self._new_epoch
         kept = self._outbox(segments)
         inbox, ledger = self._inbox()
         answers = [] if self._is_complete else self._take_local_mail(inbox, ledger, former)
-        self._append(answers, kept, segments)
+        resent = self._stranded(kept, epochs)
+        self._append([*answers, *resent], kept, segments)
+        self._place(resent, kept)
         deliveries = self._kept_deliveries()
         last_seq = kept.events[-1][1].seq if kept.events else kept.floor.seq
         self._told.cursors.append(self._own_cursor(epoch, [*kept.stream_floors, *kept.streams], last_seq))
@@ -220,16 +223,26 @@ class _Restoring:
             )
         return kept
 
+    def _note_holes(self, epoch: str) -> None:
+        through_seq = 0
+        for segment in manifests(self._lake, self._node_id, epoch):
+            if 0 < through_seq < segment.first_seq - 1:
+                self._told.notes.append(
+                    f"the lake lacks seq {through_seq + 1:,} to {segment.first_seq - 1:,} of the outbox, which begins "
+                    "after that; what these events said is not known"
+                )
+            through_seq = max(through_seq, segment.last_seq)
+
     def _keep_from(self, segments: Sequence[SegmentManifest]) -> int:
         """PIPE-7, PIPE-8: the retention window, and all that may have to be sent again.
 
-        What is so old that its readers have forgotten it must not be offered to them again.
+        What is so old that its readers have forgotten it must not be offered to them again, as a new epoch would.
         """
         last_seq = segments[-1].last_seq
         oldest_open = min(
             (each.seq for each in self._told.deliveries.values() if each.state in UNACCEPTED), default=last_seq + 1
         )
-        young_us = (self._now_ms - self._policy.settled_retention_seconds * 1000 + _DAY_MS) * 1000
+        young_us = (self._now_ms - round(self._policy.offered_again_seconds * 1000)) * 1000
         first_young = last_seq + 1
         for segment in reversed(segments):
             for seq, created_us in rows(self._lake, [segment], ("created_us",)):
@@ -239,19 +252,24 @@ class _Restoring:
             else:
                 break
         window = max(first_young, last_seq - self._policy.retention_events + 1)
-        return max(min(oldest_open, window), segments[0].first_seq)
+        return max(min(oldest_open, window) if self._is_complete else window, segments[0].first_seq)
 
     def _inbox(self) -> tuple[list[InboxEvent], list[LedgerEntry]]:
         """The ledger, and the events of the rows that are open."""
         forget_before_ms = self._now_ms - self._policy.settled_retention_seconds * 1000
+        read_on = {self._node_id, *(each.source_node_id for each in self._told.cursors)}
         inbox: dict[str, InboxEvent] = {}
         ledger: list[LedgerEntry] = []
         for (event_id, agent_id), taken in self._told.taken.items():
+            body = self._told.bodies.get(event_id)
             if taken.settled_at_ms is not None:
                 if taken.settled_at_ms >= forget_before_ms:
                     ledger.append(_settled_entry(event_id, agent_id, taken))
+                elif body is None or body.source_node_id not in read_on:
+                    # RTY-3: its source is read from the start again, and may still have it.
+                    taken.settled_at_ms = self._now_ms
+                    ledger.append(_settled_entry(event_id, agent_id, taken))
                 continue
-            body = self._told.bodies.get(event_id)
             if body is None:
                 continue  # whoever sent it still has it: its stream is read again from before it
             kept = inbox.setdefault(event_id, replace(body, seq=len(inbox) + 1))
@@ -285,6 +303,31 @@ class _Restoring:
             )
             self._told.deliveries[event_id, agent_id] = advance(delivery, change)
         return answers
+
+    def _stranded(self, kept: "_Kept", epochs: Sequence[str]) -> list[Event]:
+        """What nobody has accepted and the outbox does not have, for another send (PIPE-8)."""
+        here = {event_id.rstrip() for event_id, _ in kept.events}
+        waiting: dict[str, set[str]] = {}
+        for (event_id, _), each in self._told.deliveries.items():
+            if each.state in UNACCEPTED and event_id not in here:
+                waiting.setdefault(event_id, set()).add(each.to_node_id or "")
+        found: dict[str, bytes] = {}
+        for epoch in epochs if waiting else ():
+            segments = list(manifests(self._lake, self._node_id, epoch))
+            sent = rows(self._lake, segments, ("event_id", "body"))
+            found |= {event_id: body for _, event_id, body in sent if event_id in waiting}
+        return [
+            replace(resend_of(decode_event(body)), to_nodes=tuple(sorted(waiting[event_id] - {""})))
+            for event_id, body in found.items()
+        ]
+
+    def _place(self, resent: Sequence[Event], kept: "_Kept") -> None:
+        """Say of these deliveries where their events stand now."""
+        attempts = {event.event_id: event.trace.attempt for event in resent}
+        places = {event_id: event.seq for event_id, event in kept.events if event_id in attempts}
+        for pair, each in self._told.deliveries.items():
+            if each.state in UNACCEPTED and each.event_id in places:
+                self._told.deliveries[pair] = replace(each, seq=places[each.event_id], attempts=attempts[each.event_id])
 
     def _append(self, events: Sequence[Event], kept: "_Kept", segments: Sequence[SegmentManifest]) -> None:
         seq, chain = segments[-1].last_seq, bytes.fromhex(segments[-1].end_chain)

@@ -4,6 +4,7 @@ Knows nothing of where that comes from. The file is made beside its place and mo
 restore that was interrupted is simply run again.
 """
 
+import errno
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from msgspec import Struct
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
+from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
 from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL
 from agentpost.store.rules import options_as_json
+from agentpost.store.streams import oldest_unread
 from agentpost.store.values import CHAIN_START, Cursor, Head, LedgerEntry, LocalAgent, StoredEvent
 
 __all__ = ["InboxEvent", "RestoredHome", "StreamPlace", "addressed_to", "put_back", "stream_places", "write_home"]
@@ -34,6 +37,7 @@ class _Payload(Struct, gc=False):
 
 class _Outline(Struct, rename="camel", gc=False):
     to_nodes: tuple[str, ...] = ()
+    created_at: str = ""
     payload_ref: _Payload | None = None
 
 
@@ -95,14 +99,15 @@ def write_home(path: Path, restored: RestoredHome) -> None:
             database.close()
 
 
-def put_back(path: Path, backup: Path, *, epoch: str) -> None:
+def put_back(path: Path, backup: Path, *, epoch: str, forgotten_before_ms: int = 0) -> None:
     """Make a home of a backup. It is older than what it was made of, so its outbox begins a new epoch (CUR-6).
 
-    The streams begin with what is kept: their readers start over, and shall find no hole.
+    The streams begin with what is kept: their readers start over, and shall find no hole. What was said before
+    `forgotten_before_ms` and is not needed any more is not kept: readers that have forgotten it would take it again.
     """
     with _new_database(path) as draft:
         Home.make_file(draft)
-        shutil.copyfile(backup, draft)
+        _copy(backup, draft)
         database = Database.open_writer(draft)
         try:
             database.migrate()
@@ -111,8 +116,8 @@ def put_back(path: Path, backup: Path, *, epoch: str) -> None:
                 raise Refusal(Code.STORAGE_CORRUPT, f"{backup} does not say which node it belongs to")
             database.begin()
             database.run(SQL.begin_epoch, (epoch,))
-            ends = _renew_streams(database, gateway[2])
             own = database.row(SQL.cursor, (gateway[0],))
+            ends = _renew_streams(database, _prune(database, gateway[0], gateway[2], forgotten_before_ms))
             if own is not None:
                 chain = _chain_at(database, gateway[0], own[2], ends)
                 database.run(SQL.move_cursor, (gateway[0], epoch, own[2], chain, own[4]))
@@ -128,6 +133,7 @@ def _new_database(path: Path) -> Generator[Path]:
     home = Home(path)
     home.prepare()
     home.lock()
+    draft = home.database.with_name(home.database.name + _DRAFT)
     try:
         if home.exists():
             raise Refusal(
@@ -135,14 +141,48 @@ def _new_database(path: Path) -> Generator[Path]:
                 f"{path} has a database already",
                 hint="A restore never overwrites: name a home without one, or move it away first.",
             )
-        draft = home.database.with_name(home.database.name + _DRAFT)
         _remove(draft)
         yield draft
         draft.rename(home.database)
         sync_directory(path)
-        _remove(draft)
     finally:
+        # Also after a refusal: a disk that is full needs the room.
+        _remove(draft)
         home.unlock()
+
+
+def _copy(backup: Path, draft: Path) -> None:
+    try:
+        shutil.copyfile(backup, draft)
+    except OSError as error:
+        code = Code.STORAGE_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else Code.STORAGE_FAILED
+        raise Refusal(code, f"{backup} could not be copied to {draft.parent}: {error.strerror}") from None
+
+
+def _prune(database: Database, node_id: str, floor_seq: int, forgotten_before_ms: int) -> int:
+    """Prune what is so old, up to what nobody has accepted (PIPE-8) or read here. Gives the new floor."""
+    needed: list[int | None] = [database.value(SQL.oldest_unaccepted_seq), oldest_unread(database, node_id)]
+    first_needed = min((seq for seq in needed if seq is not None), default=None)
+    at, chain = floor_seq, b""
+    is_old = True
+    while is_old and (rows := database.rows(SQL.outbox_slice, (at, _ROWS_A_STEP))):
+        for row in rows:
+            is_old = row[0] != first_needed and _is_before(row[2], forgotten_before_ms)
+            if not is_old:
+                break
+            at, chain = row[0], row[1]
+    if at > floor_seq:
+        database.run(SQL.move_outbox_floor, (at, chain))
+        database.run(SQL.keep_dead_letter_events, (floor_seq, at))
+        database.run(SQL.prune_outbox, (at,))
+    return at
+
+
+def _is_before(body: bytes, at_ms: int) -> bool:
+    try:
+        return parse_ms(_read(body).created_at) < at_ms
+    except Refusal:
+        return False
 
 
 def _renew_streams(database: Database, floor_seq: int) -> dict[str, StreamPlace]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from agentpost.config import home_of
+from agentpost.config import home_of, load_settings
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
 from agentpost.protocol.errors import Code, Refusal
@@ -75,8 +75,10 @@ def store_restore(
     if report.problems:
         raise Refusal(Code.STORAGE_CORRUPT, f"{backup}: {report.problems[0]}", hint="Use another backup.")
     path = home_of(report.node_id, home=home)
-    epoch = new_epoch(IdMaker(SystemClock(), SystemChance()))
-    put_back(path, backup, epoch=epoch)
+    clock = SystemClock()
+    epoch = new_epoch(IdMaker(clock, SystemChance()))
+    policy = load_settings(home=path, flags={"node": report.node_id}).delivery
+    put_back(path, backup, epoch=epoch, forgotten_before_ms=clock.now_ms() - round(policy.offered_again_seconds * 1000))
     if output is Format.JSON:
         print_json({"nodeId": report.node_id, "home": str(path), "epoch": epoch, "lastSeq": report.outbox_last_seq})
     else:
