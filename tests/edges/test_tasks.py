@@ -109,6 +109,23 @@ def test_a_task_that_nobody_could_begin_says_so(home: Path) -> None:
     assert line["offerEnded"] == "failed"
 
 
+def test_the_words_of_a_task_are_shown_to_people(home: Path) -> None:
+    """`fetch` shows what is asked for and `read` how it ended: what a task says stands in fields of its own."""
+    for agent in ("eve", "kim"):
+        command(home, "agents", "add", agent)
+    described = ("--description", "All of them.", "--from", "eve", "--to", "kim")
+    made = command(home, "task", "create", "Count the sheep", *described)
+    asked = run(home, "fetch", "kim", "--wait", "20s").stdout
+    assert "title: Count the sheep" in asked
+    assert "description: All of them." in asked
+    command(home, "task", "claim", made["taskId"], "--agent", "kim", "--eta", "5m")
+    command(home, "task", "complete", made["taskId"], "forty-two", "--agent", "kim")
+    (end,) = [line for line in command(home, "inbox", "eve") if line["kind"] == "task_complete"]
+    read = run(home, "read", end["eventId"], "--agent", "eve").stdout
+    assert "kind    task_complete" in read
+    assert "resultSummary forty-two" in read
+
+
 @pytest.mark.req("TASK-3", "TASK-5", "OPS-2", "OPS-5")
 def test_the_commands_of_tasks(home: Path) -> None:
     """Create, list, show, claim, update, complete, fail and cancel work as commands, and say no in one shape."""

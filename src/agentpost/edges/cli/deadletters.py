@@ -3,7 +3,6 @@
 import time
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from agentpost.config import home_of
@@ -14,6 +13,7 @@ from agentpost.edges.cli.output import (
     ago,
     ask_for_more,
     escape,
+    other_words,
     print_json,
     print_said,
     print_table,
@@ -93,11 +93,11 @@ def show(
     if problem := found.get("problem"):
         print_said(problem, after="[dim]problem[/dim]")
     content: dict[str, Any] = found.get("content") or {}
-    body = content.pop("body", None)
-    for name, value in content.items():
-        said = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if subject := content.get("subject"):
+        print_said(subject, after="[dim]subject[/dim]")
+    for name, said in other_words(content):
         print_said(said, after=f"[dim]{escape(name)}[/dim]")
-    if body:
+    if body := content.get("body"):
         print_said(body)
 
 

@@ -25,6 +25,7 @@ from agentpost.edges.cli.output import (
     ago,
     ask_for_more,
     escape,
+    other_words,
     print_error,
     print_json,
     print_quoted,
@@ -37,7 +38,7 @@ from agentpost.edges.cli.output import (
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
-from agentpost.protocol.payloads import Priority
+from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import MOST_WAITING
 
 __all__ = ["only_agent", "register"]
@@ -211,6 +212,8 @@ def fetch(
         stdout.print(f"[bold]{engagement['eventId']}[/bold] from {escape(sender)}", highlight=False)
         if subject := content.get("subject"):
             print_quoted(subject)
+        for word, said in other_words(content):
+            print_quoted(f"{word}: {said}")
         if text := content.get("body"):
             print_quoted(text)
     if 0 < len(fetched) < limit:
@@ -245,7 +248,11 @@ def read(
     )
     stdout.print(f"[dim]to[/dim]      {escape(line['toAgentId'])}", highlight=False, soft_wrap=True)
     stdout.print(f"[dim]sent[/dim]    {escape(line['createdAt'])}", highlight=False, soft_wrap=True)
+    if line["kind"] != Kind.MESSAGE:
+        stdout.print(f"[dim]kind[/dim]    {escape(line['kind'])}", highlight=False)
     stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False, soft_wrap=True)
+    for name, said in other_words(content):
+        print_said(said, after=f"[dim]{escape(name)}[/dim]")
     stdout.print(f"[dim]state[/dim]   {_state_of(line)}", highlight=False)
     if problem := line.get("error"):
         print_said(problem, after="[dim]error[/dim]  ")

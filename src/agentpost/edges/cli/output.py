@@ -3,7 +3,7 @@
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -24,6 +24,7 @@ __all__ = [
     "break_lines_only_for_terminals",
     "escape",
     "exit_code",
+    "other_words",
     "plain",
     "print_error",
     "print_json",
@@ -118,6 +119,15 @@ def print_said(text: str, *, after: str = "") -> None:
 def print_quoted(text: str) -> None:
     """What somebody said, below a line that tells who. It is indented, so that none of it passes for such a line."""
     typer.echo(textwrap.indent(plain(text), _INDENT, lambda _: True))
+
+
+def other_words(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a message says besides subject and body, each with its name: the words of a task, its output, a context."""
+    return [
+        (name, value if isinstance(value, str) else msgspec.json.encode(value).decode())
+        for name, value in content.items()
+        if name not in ("subject", "body")
+    ]
 
 
 def print_json(value: Any) -> None:
