@@ -1,15 +1,21 @@
 """A backup that is put back: whole, in a new epoch, and its readers find no hole."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from agentpost.protocol.codec import encode_event
+from agentpost.protocol.envelope import MessageEvent
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.payloads import Priority
 from agentpost.store.integrity import back_up, check_home
-from agentpost.store.restoring import put_back
-from agentpost.store.values import Subscriber
+from agentpost.store.restoring import InboxEvent, RestoredHome, put_back, write_home
+from agentpost.store.values import CHAIN_START, Head, LedgerEntry, LedgerState, Subscriber
 from agentpost.testing import START_MS, a_message
 from tests.edges.running import agentpost, running_gateway
 from tests.store.building import EPOCH, NODE, PEER, a_batch, a_change, deliveries_of, incoming, open_sqlite, to_nodes
@@ -55,6 +61,66 @@ async def test_a_backup_begins_a_new_epoch(tmp_path: Path) -> None:
         assert own.last_chain == store.read_stream(NODE, 0).events[2].chain
     finally:
         await store.close()
+
+
+@pytest.mark.req("OBS-11", "ENV-7", "OPS-5")
+async def test_what_the_ledger_notes_of_some_mail_is_noted_again(tmp_path: Path) -> None:
+    """A home that is written anew knows which of its mail ends by itself, and which is urgent."""
+    ends = a_message(1, seq=1, expires_at_ms=START_MS + 60_000)
+    plain, urgent = a_message(2, seq=2), a_message(3, seq=3)
+    urgent = replace(urgent, payload=replace(urgent.payload, priority=Priority.HIGH))
+    inbox = [_taken(place, event) for place, event in enumerate((ends, plain, urgent), start=1)]
+    write_home(tmp_path / "home", _restored(inbox))
+    store = open_sqlite(tmp_path / "home")
+    try:
+        assert [item.entry.event_id for item in store.expired_mail(now_ms=START_MS + 60_000)] == [ends.event_id]
+        assert [item.entry.event_id for item in store.urgent_unread("bob")] == [urgent.event_id]
+    finally:
+        await store.close()
+
+
+def _taken(place: int, event: MessageEvent) -> InboxEvent:
+    return InboxEvent(
+        seq=place,
+        event_id=event.event_id,
+        source_node_id=event.source_node_id,
+        source_epoch=EPOCH,
+        source_seq=event.seq,
+        received_at_ms=START_MS,
+        raw=encode_event(event),
+        corr_id=event.corr_id,
+    )
+
+
+def _restored(inbox: Sequence[InboxEvent]) -> RestoredHome:
+    """A home that had said nothing, and had this mail waiting for bob."""
+    waiting = [
+        LedgerEntry(
+            event_id=EventId(each.event_id),
+            to_agent_id="bob",
+            inbox_seq=each.seq,
+            state=LedgerState.QUEUED,
+            attempts=0,
+            due_at_ms=0,
+            accepted_at_ms=START_MS,
+        )
+        for each in inbox
+    ]
+    return RestoredHome(
+        node_id=NODE,
+        epoch=EPOCH,
+        at_ms=START_MS,
+        floor=Head(seq=0, chain=CHAIN_START),
+        outbox=(),
+        streams=(),
+        stream_floors=(),
+        dead_letters=(),
+        deliveries=(),
+        inbox=inbox,
+        ledger=waiting,
+        cursors=(),
+        agents=(),
+    )
 
 
 @pytest.mark.req("CUR-6", "RTY-3")

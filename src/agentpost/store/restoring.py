@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from agentpost.protocol.codec import Unreadable, read_events
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
@@ -21,7 +22,7 @@ from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
 from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL
-from agentpost.store.rules import options_as_json
+from agentpost.store.rules import is_urgent, options_as_json
 from agentpost.store.streams import oldest_unread
 from agentpost.store.values import CHAIN_START, Cursor, Head, LedgerEntry, LocalAgent, StoredEvent
 
@@ -274,6 +275,7 @@ def _write(database: Database, restored: RestoredHome) -> None:
         SQL.name_payload_event, [(payload.sha256, event_id) for payload, event_id in named if payload is not None]
     )
     database.run_many(SQL.restore_ledger_entry, [_entry(each) for each in restored.ledger])
+    _mark(database, restored.inbox)
     database.run_many(
         SQL.move_cursor,
         [
@@ -288,6 +290,15 @@ def _write(database: Database, restored: RestoredHome) -> None:
             for each in restored.agents
         ],
     )
+
+
+def _mark(database: Database, inbox: Sequence[InboxEvent]) -> None:
+    """What the ledger notes of some mail only: until when its agent may have it (ENV-7), and that it is urgent."""
+    read = read_events([each.raw for each in inbox])
+    events = [event for event in read if not isinstance(event, Unreadable)]
+    until = [(parse_ms(event.expires_at), event.event_id) for event in events if event.expires_at is not None]
+    database.run_many(SQL.set_expiry, until)
+    database.run_many(SQL.mark_urgent, [(event.event_id,) for event in events if is_urgent(event)])
 
 
 def _place(place: StreamPlace) -> Row:
