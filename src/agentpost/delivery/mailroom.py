@@ -4,7 +4,7 @@ Knows nothing of HTTP or of terminals. Delivered and read are two things (OPS-6)
 was engaged with it, and read when somebody opened it here; neither says anything of the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.carrying import carried_out
+from agentpost.delivery.glance import Glance
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.publish import Publisher
@@ -112,7 +113,7 @@ class Mailroom:
             else:
                 page = (item for item in found if item.entry.inbox_seq > after_inbox_seq)
             wanted = (item for item in page if not only_open or item.entry.state is not LedgerState.SETTLED)
-            return [self._line(item) for item in islice(wanted, limit)]
+            return self._lines(islice(wanted, limit))
         items = self._store.inbox_items(
             agent_id,
             after_inbox_seq=after_inbox_seq,
@@ -120,7 +121,7 @@ class Mailroom:
             include_settled=not only_open,
             newest_first=newest_first,
         )
-        return [self._line(item) for item in items]
+        return self._lines(items)
 
     async def read(self, agent_id: str, event_id: EventId, *, mark: bool = True) -> InboxMessage:
         """One message in full. It is marked as read, and stays where it is."""
@@ -129,7 +130,7 @@ class Mailroom:
         if mark:
             await self._store.mark_read(event_id, agent_id, at_ms=self._clock.now_ms())
             item = self._item(agent_id, event_id)
-        return InboxMessage(line=self._line(item), content=content)
+        return InboxMessage(line=_line(item, content, None), content=content)
 
     async def reply(self, agent_id: str, event_id: EventId, content: Content) -> Answered:
         """Answer a message. One that is still open is settled by it: reply and `processed` are one transaction.
@@ -185,40 +186,34 @@ class Mailroom:
             raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {agent_id}", field="eventId")
         return item
 
-    def _line(self, item: BacklogItem) -> InboxLine:
-        event = decode_event(item.raw)
-        subject, problem = _subject(self._sealer.open, event)
-        entry = item.entry
-        return InboxLine(
-            event_id=entry.event_id,
-            corr_id=event.corr_id,
-            kind=event.kind,
-            from_agent_id=event.source_agent_id,
-            from_node_id=event.source_node_id,
-            to_agent_id=entry.to_agent_id,
-            created_at=event.created_at,
-            accepted_at_ms=entry.accepted_at_ms,
-            state=entry.state,
-            attempts=entry.attempts,
-            priority=_priority(event),
-            expects_reply=isinstance(event, MessageEvent) and event.payload.expects_reply,
-            is_read=entry.read_at_ms is not None,
-            outcome=entry.outcome,
-            error=entry.error,
-            subject=subject,
-            problem=problem,
-            inbox_seq=entry.inbox_seq,
-        )
+    def _lines(self, items: Iterable[BacklogItem]) -> list[InboxLine]:
+        glance = Glance(self._sealer.open)
+        return [_line(item, *glance.open(decode_event(item.raw))) for item in items]
 
 
-def _subject(open_content: Callable[[Event], Content], event: Event) -> tuple[str | None, str | None]:
-    try:
-        content = open_content(event)
-    except Refusal as refusal:
-        # A list with one message that cannot be opened is still a list.
-        return None, refusal.message
+def _line(item: BacklogItem, content: Content, problem: str | None) -> InboxLine:
+    event, entry = decode_event(item.raw), item.entry
     subject = content.subject or content.title
-    return subject and subject[:_LONGEST_SUBJECT], None
+    return InboxLine(
+        event_id=entry.event_id,
+        corr_id=event.corr_id,
+        kind=event.kind,
+        from_agent_id=event.source_agent_id,
+        from_node_id=event.source_node_id,
+        to_agent_id=entry.to_agent_id,
+        created_at=event.created_at,
+        accepted_at_ms=entry.accepted_at_ms,
+        state=entry.state,
+        attempts=entry.attempts,
+        priority=_priority(event),
+        expects_reply=isinstance(event, MessageEvent) and event.payload.expects_reply,
+        is_read=entry.read_at_ms is not None,
+        outcome=entry.outcome,
+        error=entry.error,
+        subject=subject and subject[:_LONGEST_SUBJECT],
+        problem=problem,
+        inbox_seq=entry.inbox_seq,
+    )
 
 
 def _priority(event: Event) -> Priority:

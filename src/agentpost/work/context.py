@@ -11,9 +11,9 @@ from typing import Final
 from msgspec import Struct
 
 from agentpost.delivery.engine import Engine
-from agentpost.delivery.ports import Content
+from agentpost.delivery.glance import Glance
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.envelope import Event, TaskCreateEvent
+from agentpost.protocol.envelope import TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.headers import parse_headers
 from agentpost.protocol.ids import EventId
@@ -62,7 +62,8 @@ class Contexts:
             raise Refusal(Code.INVALID_FIELD, f"maxBytes must be from {LEAST_BYTES} to {_MOST_BYTES}", field="maxBytes")
         tasks = [record for record in self._open_tasks(agent_id) if record.create_event_id != besides]
         unread, unseen = self._unread(agent_id, besides)
-        parts = [*self._task_items(tasks, agent_id), *self._mail_items(unread), *self._shared_items()]
+        glance = Glance(self._engine.sealer.open)
+        parts = [*self._task_items(tasks, agent_id, glance), *self._mail_items(unread, glance), *self._shared_items()]
         text, left_out = self._framed(agent_id, parts, most, unseen=unseen)
         return ContextBlock(
             agent_id=agent_id,
@@ -104,9 +105,9 @@ class Contexts:
             key=lambda record: (_URGENCY[record.priority], record.due_at_ms or 1 << 60, record.task_id),
         )
 
-    def _task_items(self, records: Iterable[TaskRecord], agent_id: str) -> Iterator[str]:
+    def _task_items(self, records: Iterable[TaskRecord], agent_id: str, glance: Glance) -> Iterator[str]:
         for record in records:
-            content, _ = self._opened(self._tasks.offer_of(record))
+            content, _ = glance.open(self._tasks.offer_of(record))
             ended = self._tasks.offering.why_ended(record)
             state = record.state.value if ended is None else f"{record.state.value}, offer ended: {ended}"
             role = Role.REQUESTER if record.requester_agent_id == agent_id else Role.WORKER
@@ -137,11 +138,11 @@ class Contexts:
         ]
         return mail, unseen
 
-    def _mail_items(self, items: Iterable[BacklogItem]) -> Iterator[str]:
+    def _mail_items(self, items: Iterable[BacklogItem], glance: Glance) -> Iterator[str]:
         found: list[tuple[int, int, str]] = []
         for item in items:
             event = decode_event(item.raw)
-            content, problem = self._opened(event)
+            content, problem = glance.open(event)
             text = content.body or content.result_summary or content.error_summary or content.note or problem or ""
             headed = parse_headers(text)
             priority = headed.priority or getattr(event.payload, "priority", Priority.NORMAL)
@@ -166,12 +167,6 @@ class Contexts:
             yield f"agents: {_listed(agents)}"
         if room.catalog:
             yield f"capabilities: {_listed(sorted(room.catalog))}"
-
-    def _opened(self, event: Event) -> tuple[Content, str | None]:
-        try:
-            return self._engine.sealer.open(event), None
-        except Refusal as refusal:
-            return Content(), refusal.message
 
 
 def _left_out_line(count: int) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.glance import Glance
 from agentpost.delivery.ports import Content
 from agentpost.delivery.task_moves import Move
 from agentpost.protocol.codec import decode_event
@@ -123,8 +124,9 @@ class Tasks:
             if len(page) < _PAGE:
                 break
             before = page[-1].task_id
+        glance = Glance(self._engine.sealer.open)
         return [
-            TaskLine(task=record, title=self._title(record), offer_ended=self.offering.why_ended(record))
+            TaskLine(task=record, title=self._title(record, glance), offer_ended=self.offering.why_ended(record))
             for record in found[:limit]
         ]
 
@@ -283,12 +285,13 @@ class Tasks:
         self._engine.agents.get(agent_id)
         return self.get(task_id)
 
-    def _title(self, record: TaskRecord) -> str | None:
+    def _title(self, record: TaskRecord, glance: Glance) -> str | None:
         try:
-            return self._engine.sealer.open(self._moves.offer_of(record)).title
+            content, _ = glance.open(self._moves.offer_of(record))
         except Refusal:
-            # A list with one task that cannot be opened is still a list.
+            # A list with one task whose offer is gone is still a list.
             return None
+        return content.title
 
     def _step(self, event: Event, at_ms: int) -> TaskStep:
         content, problem = _opened(self._engine.sealer.open, event)
