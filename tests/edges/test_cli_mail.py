@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from agentpost.edges.cli import mail
+from agentpost.edges.cli.app import make_app
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from tests.edges.meshing import eventually
@@ -260,3 +262,14 @@ def test_whoever_takes_an_agent_away_hears_of_its_mail(gateway: RunningGateway) 
     assert agentpost(*words(gateway, "agents", "add", "builder")).returncode == 0
     removed = agentpost(*words(gateway, "agents", "remove", "builder", "-o", "json"))
     assert json.loads(removed.stdout) == {"removed": "builder", "waiting": 1}
+
+
+@pytest.mark.parametrize(
+    "words", [("send", "-", "--from", "ada", "--to", "bob"), ("reply", "evt_1", "-", "--agent", "bob")]
+)
+def test_nothing_on_stdin_is_no_message(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A program before the pipe that failed leaves nothing behind, and nobody gets an empty message for it."""
+    done = CliRunner().invoke(make_app(words[0]), [*words, "--home", str(tmp_path)], input="")
+    assert isinstance(done.exception, Refusal)
+    assert (done.exception.code, done.exception.field) == (Code.INVALID_FIELD, "body")
+    assert "nothing came on stdin" in done.exception.message

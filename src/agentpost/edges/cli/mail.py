@@ -13,10 +13,10 @@ from agentpost.edges.cli.options import (
     TIME,
     CapabilitiesOption,
     HomeOption,
+    body_of,
     expect_somebody,
     seconds,
     seconds_from,
-    text_of,
 )
 from agentpost.edges.cli.output import (
     INTERRUPTED,
@@ -119,7 +119,7 @@ def send(
             "toAgents": to or [],
             "requiredCapabilities": capability or [],
             "subject": subject,
-            "body": text_of(body),
+            "body": body_of(body),
             "priority": priority,
             "expectsReply": wait is not None,
             "ttlSeconds": ttl,
@@ -269,7 +269,7 @@ def reply(
 ) -> None:
     """Answer a message as the agent it came for. If it was still open, this settles it."""
     client = OperatorClient(home_of(None, home=home))
-    text = text_of(body)
+    text = body_of(body)
     path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "reply")
     answered: dict[str, Any] = client.post(path, {"body": text})
     if output is Format.JSON:

@@ -16,6 +16,7 @@ __all__ = [
     "CapabilitiesOption",
     "HomeOption",
     "NodeOption",
+    "body_of",
     "expect_somebody",
     "seconds",
     "seconds_from",
@@ -99,4 +100,13 @@ def text_of(word: str) -> str:
         raise not_utf8() from None
     if len(text) > _LONGEST_TEXT:
         raise Refusal(Code.TOO_LARGE, f"a text has at most {_LONGEST_TEXT:,} characters")
+    return text
+
+
+def body_of(word: str) -> str:
+    """The text of a message. Nothing on stdin is mostly a program before the pipe that failed, and no message."""
+    text = text_of(word)
+    if word == "-" and not text:
+        hint = "The program before the pipe may have failed. A message without a text is said with ''."
+        raise Refusal(Code.INVALID_FIELD, "nothing came on stdin", field="body", hint=hint)
     return text
