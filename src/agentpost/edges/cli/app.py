@@ -14,10 +14,8 @@ _COMMANDS: Final = {
     "gateway": ("up", "down", "status"),
     "doctor": ("doctor",),
     "mesh": ("invite", "invites", "join", "nodes", "revoke"),
-    "mail": (
-        *("send", "inbox", "fetch", "read", "reply", "dismiss"),
-        *("show", "trace", "watch", "tail", "resolve"),
-    ),
+    "mail": ("send", "inbox", "fetch", "read", "reply", "dismiss", "resolve"),
+    "following": ("show", "trace", "watch", "tail"),
     "tasks": ("task", "rebuild", "context"),
     "audit": ("audit",),
     "mcp": ("mcp",),

@@ -1,14 +1,13 @@
-"""`send`, `inbox`, `read`, `reply`, `trace`: mail from the command line."""
+"""`send`, `inbox`, `fetch`, `read`, `reply`, `dismiss`, `resolve`: mail from the command line."""
 
-import json
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from agentpost.config import home_of
+from agentpost.edges.cli.following import print_deliveries, stopped
 from agentpost.edges.cli.options import (
     TIME,
     CapabilitiesOption,
@@ -37,7 +36,6 @@ from agentpost.edges.cli.output import (
 )
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import MOST_WAITING
 
@@ -64,10 +62,6 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]agentpost read evt_01K… --agent builder[/bold]")(read)
     app.command(epilog='Example: [bold]agentpost reply evt_01K… --agent builder "It is built."[/bold]')(reply)
     app.command(epilog="Example: [bold]agentpost dismiss evt_01K… --agent builder[/bold]")(dismiss)
-    app.command(epilog="Example: [bold]agentpost show evt_01K…[/bold]")(show)
-    app.command(epilog="Example: [bold]agentpost trace evt_01K…[/bold]")(trace)
-    app.command(epilog="Example: [bold]agentpost watch -o json[/bold]")(watch)
-    app.command(epilog="Example: [bold]agentpost tail outbox --follow --format cloudevents[/bold]")(tail)
     app.command(epilog="Example: [bold]agentpost resolve evt_01K… --agent builder --how retry[/bold]")(resolve)
 
 
@@ -203,7 +197,7 @@ def fetch(
     fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
     if not fetched and until - time.monotonic() > _EARLY_SECONDS:
         # Whoever waits is let go before the time is over only then.
-        raise _stopped()
+        raise stopped()
     if output is Format.JSON:
         print_json(fetched)
     for engagement in fetched if output is Format.TEXT else ():
@@ -295,90 +289,6 @@ def dismiss(
         stdout.print("settled" if done["settled"] else "it had its outcome before", highlight=False)
 
 
-def show(
-    event_id: Annotated[str, typer.Argument(help="A message that was sent from here.")],
-    home: HomeOption = None,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """What became of a message, for each recipient, with the answers that came."""
-    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(path_of("ansible", "messages", event_id))
-    if output is Format.JSON:
-        print_json(found)
-    else:
-        _print_deliveries(found)
-
-
-def trace(
-    what: Annotated[str, typer.Argument(help="An event id or a corr id.")],
-    home: HomeOption = None,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """What became of a message: each step with its time, for each recipient, as far as this gateway knows."""
-    found: dict[str, Any] = OperatorClient(home_of(None, home=home)).get(path_of("ansible", "trace", what))
-    if output is Format.JSON:
-        print_json(found)
-        return
-    start_ms = found["steps"][0]["atMs"] if found["steps"] else 0
-    rows = [
-        (
-            f"+{(step['atMs'] - start_ms) / 1000:,.3f} s",
-            escape(step["what"]),
-            escape(step.get("agentId") or ""),
-            escape(step.get("nodeId") or ""),
-            escape(step.get("detail") or ""),
-        )
-        for step in found["steps"]
-    ]
-    print_table(f"Trace of {what}", ("when", "what", "agent", "node", ""), rows, numbers=(0,))
-
-
-def watch(
-    home: HomeOption = None,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """What happens at this gateway, as it happens, until Ctrl-C. With -o json one object on each line."""
-    client = OperatorClient(home_of(None, home=home))
-    try:
-        for each in client.lines("/ansible/watch"):
-            if output is Format.JSON:
-                typer.echo(json.dumps(each))
-                continue
-            to = ", ".join(each.get("toAgents", ()))
-            line = f"[dim]{each['at'][11:23]}[/dim] {escape(each['what']):20} {escape(each.get('fromAgentId') or '')}"
-            about = each.get("refEventId") or each["eventId"]
-            stdout.print(f"{line} → {escape(to)}  [dim]{escape(about)}[/dim]", highlight=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        raise typer.Exit from None
-    raise _stopped()
-
-
-class StreamFormat(StrEnum):
-    JSON = "json"
-    CLOUDEVENTS = "cloudevents"
-
-
-def tail(
-    stream: Annotated[str, typer.Argument(help="outbox, inbox:<agent>, or a node that is mirrored here.")] = "outbox",
-    after: Annotated[int, typer.Option("--after", min=0, help="Only what comes after this seq.")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; Ctrl-C ends it.")] = False,
-    form: Annotated[
-        StreamFormat, typer.Option("--format", help="Events as they are, or as CloudEvents 1.0.")
-    ] = StreamFormat.JSON,
-    home: HomeOption = None,
-) -> None:
-    """Print a stream, one event on each line. Content stays sealed; `seq` is where the next call goes on."""
-    client = OperatorClient(home_of(None, home=home))
-    query = {"after": after, "follow": follow, "cloudevents": form is StreamFormat.CLOUDEVENTS}
-    path = path_of("ansible", "streams", stream)
-    try:
-        for line in client.lines(path, {name: str(value).lower() for name, value in query.items()}):
-            typer.echo(json.dumps(line, ensure_ascii=False))
-    except KeyboardInterrupt:
-        raise typer.Exit from None
-    if follow:
-        raise _stopped()
-
-
 def resolve(
     event_id: Annotated[str, typer.Argument(help="The message.")],
     how: Annotated[Resolution, typer.Option("--how", help="retry: engage the agent again. settle: it has had it.")],
@@ -401,11 +311,6 @@ def _state_of(line: dict[str, Any]) -> str:
     if outcome := line.get("outcome"):
         return outcome
     return f"{line['state']}, {line['attempts']} failed" if line.get("error") else line["state"]
-
-
-def _stopped() -> Refusal:
-    """Whoever looked on would have gone on."""
-    return Refusal(Code.UNAVAILABLE, "the gateway has stopped", hint="Once it is up again, look on again.")
 
 
 def _print_receipt(receipt: dict[str, Any]) -> None:
@@ -457,7 +362,7 @@ def _print_answers(client: OperatorClient, event_id: str, patience: float, outpu
     if output is Format.JSON:
         print_json(found)
     else:
-        _print_deliveries(found)
+        print_deliveries(found)
     if not is_over:
         hint = f"Do not send it again: `agentpost show {event_id}` tells what becomes of it."
         stderr.print(f"it is not over for all within {patience:g} s\n  {hint}", highlight=False, soft_wrap=True)
@@ -482,18 +387,6 @@ def _not_waited_for(event_id: str, code: Code, why: str) -> Refusal:
         f"{event_id} is sent, but its answers were not waited for to the end: {why}",
         hint=f"Do not send it again: `agentpost trace {event_id}` tells what became of it.",
     )
-
-
-def _print_deliveries(found: dict[str, Any]) -> None:
-    for delivery in found["deliveries"]:
-        said = delivery.get("answer") or delivery.get("reason") or ""
-        # Processed says that the turn is over, not that it went well.
-        is_given_up = delivery.get("hasFailed") and delivery["state"] == DeliveryState.PROCESSED
-        state = "Failed" if is_given_up else delivery["state"]
-        if delivery.get("answerLeftOut"):
-            said = f"its reply is {delivery['answeredByEventId']}, in the inbox of who asked: see `agentpost read`"
-        again = f", sent again as {delivery['resentAs']}" if delivery.get("resentAs") else ""
-        print_said(said + again, after=f"  {escape(delivery['toAgentId'])}: {state}")
 
 
 def only_agent(client: OperatorClient, *, said_with: str = "--agent") -> str:
