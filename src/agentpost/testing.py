@@ -139,6 +139,7 @@ class FixedRoom:
         self._index: dict[str, CapabilityIndex] = {}
         self._revoked: set[str] = set()
         self._silent_since_ms: dict[str, int] = {}
+        self._unheard: set[str] = set()
         self._waiting: dict[str, int] = {}
         self._waiting_for: dict[tuple[str, str], int] = {}
         self._version = 0
@@ -166,8 +167,14 @@ class FixedRoom:
         """The node said goodbye; it was last heard now."""
         self._silent_since_ms[node_id] = self._clock.now_ms()
 
+    def set_unheard(self, node_id: str) -> None:
+        """The reader of the room has restarted just now, and has not heard this node since."""
+        self.set_offline(node_id)
+        self._unheard.add(node_id)
+
     def set_online(self, node_id: str) -> None:
         self._silent_since_ms.pop(node_id, None)
+        self._unheard.discard(node_id)
 
     def revoke(self, node_id: str) -> None:
         """The node is out: no record and no keys. Its agents still say that they are its own."""
@@ -238,7 +245,11 @@ class FixedRoom:
         return node_id in self._revoked
 
     def last_seen_ms(self, node_id: str) -> int | None:
-        return None if node_id not in self._nodes else self._silent_since_ms.get(node_id, self._clock.now_ms())
+        is_known = node_id in self._nodes and node_id not in self._unheard
+        return self.silent_since_ms(node_id) if is_known else None
+
+    def silent_since_ms(self, node_id: str) -> int:
+        return self._silent_since_ms.get(node_id, self._clock.now_ms())
 
     def waiting_at(self, node_id: str) -> int | None:
         return self._waiting.get(node_id)

@@ -1,4 +1,4 @@
-"""The coordinator dies: the sweep goes on at whom most prefer, and nobody is asked twice."""
+"""Gateways that coordinate die and start again: the sweep goes on, asks once, and takes no task from its worker."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ import pytest
 
 from tests.edges.meshing import invite, statuses
 from tests.edges.running import RunningGateway, running_gateway
-from tests.processes.machines import eventually
+from tests.processes.machines import eventually, faulty_mesh
 
 pytestmark = pytest.mark.waits
 
@@ -80,3 +80,32 @@ def test_the_sweep_goes_on_at_the_next_preference(mesh: dict[str, RunningGateway
     eventually(lambda: coordination(laptop)["lastSweep"]["turn"] > then)
     assert coordination(laptop)["lastSweep"]["problems"] == {"missed_claim": 1}
     assert questions(laptop) == 1
+
+
+@pytest.mark.req("TASK-8", "TASK-6")
+def test_a_restart_of_the_requesters_gateway_takes_no_task_from_its_worker(tmp_path: Path) -> None:
+    """It sweeps before it has heard the worker's gateway again; the worker keeps the task, and its result counts."""
+    with faulty_mesh(tmp_path, "mbp-jane") as (seed, laptop):
+        for agent_id in ("ada", "cid"):
+            seed.add_agent(agent_id)
+        laptop.add_agent("bob")
+        eventually(lambda: seed.knows("bob") and laptop.knows("ada"))
+        seed.post("/ansible/coordination", {"coordinator": "vps-jane", "sweepEverySeconds": 10})
+        task = {"requesterAgentId": "ada", "title": "Build", "toAgents": ["bob", "cid"]}
+        path = "/ansible/tasks/" + seed.post("/ansible/tasks", task)["taskId"]
+        eventually(lambda: any(each["kind"] == "task_create" for each in laptop.get("/ansible/agents/bob/inbox")))
+        laptop.post(f"{path}/claim", {"agentId": "bob", "etaSeconds": 86_400})
+        eventually(lambda: laptop.get(path)["task"]["state"] == "accepted")
+
+        laptop.pause()
+        try:
+            seed.kill()
+            seed.start()
+            eventually(lambda: coordination(seed.gateway).get("lastSweep") is not None)
+        finally:
+            laptop.go_on()
+        assert coordination(seed.gateway)["lastSweep"]["checked"] == 1
+        assert seed.get(path)["task"]["round"] == 1
+        laptop.post(f"{path}/complete", {"agentId": "bob", "resultSummary": "built"})
+        eventually(lambda: seed.get(path)["task"]["state"] == "completed")
+        assert seed.get(path)["task"]["acceptedByAgentId"] == "bob"

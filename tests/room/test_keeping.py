@@ -164,6 +164,23 @@ def test_status_follows_from_silence() -> None:
     assert [each.after for each in presence.changes()] == [NodeStatus.OFFLINE]
 
 
+@pytest.mark.req("TASK-8")
+def test_silence_counts_from_the_last_word_or_the_own_start() -> None:
+    """A node not heard since the start is silent since the start; setting the clock makes no silence longer."""
+    clock = FakeClock()
+    clock.advance(5_000)
+    presence = Presence(clock)
+    started_ms = clock.now_ms()
+    clock.advance(10_000)
+    assert (presence.silent_since_ms(EDGE), presence.last_seen_ms(EDGE)) == (started_ms, None)
+    presence.heard(EDGE)
+    clock.advance(10_000)
+    presence.left(EDGE)
+    assert presence.silent_since_ms(EDGE) == presence.last_seen_ms(EDGE) == clock.now_ms() - 10_000
+    clock.step_back(3_600_000)
+    assert presence.silent_since_ms(EDGE) == presence.last_seen_ms(EDGE) == clock.now_ms() - 10_000
+
+
 def test_a_snapshot_is_made_anew_only_when_something_changed() -> None:
     """Routers may ask for it as often as they like."""
     room = a_populated_room()

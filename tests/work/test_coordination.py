@@ -151,6 +151,52 @@ async def test_a_task_is_offered_again_when_its_workers_gateway_is_gone(mesh: Me
     assert a.tasks.get(offered.task_id).accepted_by_agent_id == "cid"
 
 
+@pytest.mark.req("TASK-8")
+async def test_a_worker_that_was_not_heard_since_the_start_is_not_gone(mesh: Mesh) -> None:
+    """The requester's gateway has just started: the silence of a worker counts from there, not from ever."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    for node, agent_id in ((a, "ada"), (b, "bob"), (c, "cid")):
+        await node.host(agent_id)
+    state = CoordinationState(coordinator="node-a", backups={"bob": "cid"})
+    offered = await a.tasks.create(NewTask(requester_agent_id="ada", title="Build", to_agents=("bob",)))
+    await mesh.rest()
+    await b.tasks.claim(offered.task_id, "bob", eta_seconds=86_400)
+    await mesh.rest()
+    mesh.room.set_unheard("node-b")
+    mesh.clock.advance(299_000)
+    assert (await a.office.sweeper.sweep(1, state)).problems == {}
+    mesh.clock.advance(1_000)
+    report = await a.office.sweeper.sweep(2, state)
+    assert (report.problems, report.reassigned) == ({"worker_gone": 1}, 1)
+
+
+@pytest.mark.req("TASK-8")
+async def test_a_gateway_that_hears_nobody_takes_no_task_away(mesh: Mesh) -> None:
+    """With the worker's gateway silent and the backup's too, the worker keeps the task, and a person is called."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    for node, agent_id in ((a, "ada"), (b, "bob"), (c, "cid")):
+        await node.host(agent_id)
+    state = CoordinationState(coordinator="node-a", backups={"bob": "cid"})
+    offered = await a.tasks.create(NewTask(requester_agent_id="ada", title="Build", to_agents=("bob",)))
+    await mesh.rest()
+    await b.tasks.claim(offered.task_id, "bob", eta_seconds=86_400)
+    await mesh.rest()
+    for node_id in ("node-b", "node-c"):
+        mesh.cut(node_id)
+    mesh.clock.advance(301_000)
+    report = await a.office.sweeper.sweep(1, state)
+    assert (report.problems, report.asked, report.reassigned) == ({"worker_gone": 1}, 1, 0)
+    mesh.clock.advance(301_000)
+    report = await a.office.sweeper.sweep(2, state)
+    assert (report.reassigned, report.needs_action) == (0, 1)
+    for node_id in ("node-b", "node-c"):
+        mesh.mend(node_id)
+    await mesh.rest()
+    await b.tasks.complete(offered.task_id, "bob", result_summary="done")
+    await mesh.rest()
+    assert a.tasks.get(offered.task_id).state is TaskState.COMPLETED
+
+
 @pytest.mark.req("TASK-8", "OPS-4")
 async def test_five_hundred_late_tasks_are_no_storm(mesh: Mesh) -> None:
     """With 500 tasks of 50 agents late at once a sweep keeps to its budget, and tells of the rest in one summary."""

@@ -54,6 +54,10 @@ class RoomView(Protocol):
         """When a gateway was heard last, also if it has left since; None if nobody here knows."""
         ...
 
+    def silent_since_ms(self, node_id: str) -> int:
+        """Since when a gateway was not heard: its last word, or this gateway's own start if that is later."""
+        ...
+
     def waiting_at(self, node_id: str) -> int | None:
         """How much a gateway says it has waiting for all of its agents; None if it has not said."""
         ...

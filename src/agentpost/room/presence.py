@@ -34,10 +34,11 @@ class Presence:
         self._clock = clock
         self._degraded_after_ms = degraded_after_ms
         self._offline_after_ms = offline_after_ms
-        # When each node was heard, in monotonic milliseconds.
+        self._started_at = clock.monotonic_ms()
+        # When each node was heard, in monotonic milliseconds; `_seen` also has those that have left since.
         self._heard: dict[str, int] = {}
-        self._told: dict[str, NodeStatus] = {}
         self._seen: dict[str, int] = {}
+        self._told: dict[str, NodeStatus] = {}
         self._version = 0
         self._ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
 
@@ -52,8 +53,7 @@ class Presence:
 
     def heard(self, node_id: str) -> None:
         """A heartbeat of this node has arrived, or been made here."""
-        self._heard[node_id] = self._clock.monotonic_ms()
-        self._seen[node_id] = self._clock.now_ms()
+        self._heard[node_id] = self._seen[node_id] = self._clock.monotonic_ms()
         self._version += 1
 
     def left(self, node_id: str) -> None:
@@ -63,12 +63,19 @@ class Presence:
 
     def last_heard_ms(self) -> Mapping[str, int]:
         """When each node was heard last, in epoch ms of this clock as it is set now."""
-        ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
-        return {node_id: at_ms + ahead_ms for node_id, at_ms in self._heard.items()}
+        return {node_id: self._time_of_day_ms(at_ms) for node_id, at_ms in self._heard.items()}
 
     def last_seen_ms(self, node_id: str) -> int | None:
         """When the node was here last, also if it has left since; None if it was not since the start."""
-        return self._seen.get(node_id)
+        seen = self._seen.get(node_id)
+        return None if seen is None else self._time_of_day_ms(seen)
+
+    def silent_since_ms(self, node_id: str) -> int:
+        """Since when the node was not heard here. For one not heard since the start of this gateway, that start.
+
+        TASK-8: what a node said before this gateway started is not known, so its silence counts from the start.
+        """
+        return self._time_of_day_ms(self._seen.get(node_id, self._started_at))
 
     def status_of(self, node_id: str) -> NodeStatus:
         heard = self._heard.get(node_id)
@@ -88,3 +95,7 @@ class Presence:
                 changed.append(StatusChange(node_id=node_id, before=before, after=after))
                 self._told[node_id] = after
         return changed
+
+    def _time_of_day_ms(self, monotonic_ms: int) -> int:
+        """A moment in epoch ms of this clock as it is set now."""
+        return monotonic_ms + self._clock.now_ms() - self._clock.monotonic_ms()

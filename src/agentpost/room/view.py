@@ -48,6 +48,10 @@ class RoomView:
         """When a gateway was heard last, also if it has left since; None if it was not since the start."""
         return self._room.presence.last_seen_ms(node_id)
 
+    def silent_since_ms(self, node_id: str) -> int:
+        """Since when a gateway was not heard: its last word, or this gateway's own start if that is later."""
+        return self._room.presence.silent_since_ms(node_id)
+
     def waiting_at(self, node_id: str) -> int | None:
         """How much a gateway says it has waiting for all of its agents; None if it has not said."""
         record = self._record("delivery", node_id)

@@ -24,6 +24,7 @@ from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event, TaskCompleteEvent, TaskFailedEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.routing import is_live
+from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import Incident
@@ -123,7 +124,7 @@ class Sweeper:
             step = next_step(
                 finding,
                 asked_at_ms=None if asked is None else asked.at_ms,
-                has_backup=bool(backups_for(finding.record, room, state.backups)),
+                has_backup=bool(self._backups_for(finding, room, state)),
                 now_ms=now_ms,
                 settings=self._settings,
             )
@@ -159,8 +160,8 @@ class Sweeper:
 
         def silent_since_ms(node_id: str) -> int | None:
             if node_id not in silent:
-                is_here = node_id == self._store.node_id or is_live(room.nodes.get(node_id), now_ms)
-                silent[node_id] = None if is_here else self._engine.room.last_seen_ms(node_id) or 0
+                is_here = self._is_here(room, node_id, now_ms)
+                silent[node_id] = None if is_here else self._engine.room.silent_since_ms(node_id)
             return silent[node_id]
 
         while page := self._store.tasks(after=after, limit=_TASKS_AT_ONCE, open_only=True):
@@ -184,6 +185,21 @@ class Sweeper:
             await asyncio.sleep(_REST_SECONDS)
         findings.sort(key=lambda finding: finding.since_ms)
         return checked, findings
+
+    def _is_here(self, room: RoomSnapshot, node_id: str | None, now_ms: int) -> bool:
+        return node_id == self._store.node_id or is_live(room.nodes.get(node_id or ""), now_ms)
+
+    def _backups_for(self, finding: Finding, room: RoomSnapshot, state: CoordinationState) -> Sequence[str]:
+        """The agents that may have the task instead.
+
+        A task of a silent gateway goes only to an agent whose gateway is heard: a gateway that hears nobody is itself
+        the one that is cut off, and the workers it cannot hear go on working.
+        """
+        backups = backups_for(finding.record, room, state.backups)
+        if finding.problem is not Problem.WORKER_GONE:
+            return backups
+        now_ms = self._engine.clock.now_ms()
+        return [each for each in backups if self._is_here(room, room.agents[each].owner_node_id, now_ms)]
 
     def open_incidents(self, kind: str) -> dict[str, Incident]:
         """The open incidents of this kind, by what they are about."""
@@ -223,7 +239,7 @@ class Sweeper:
             record = self._tasks.get(finding.record.task_id)
             if record != finding.record:
                 return False
-            await self._tasks.offering.offer_again(record, backups_for(record, room, state.backups))
+            await self._tasks.offering.offer_again(record, self._backups_for(finding, room, state))
         except Refusal:
             # The next sweep tries again, or calls a person.
             return False
