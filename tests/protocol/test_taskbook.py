@@ -17,7 +17,7 @@ from agentpost.protocol.envelope import (
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import TaskId, corr_id_of
 from agentpost.protocol.payloads import TaskAccept, TaskComplete, TaskCreate, TaskFailed, TaskUpdate
-from agentpost.protocol.taskbook import TaskRecord, heard, said
+from agentpost.protocol.taskbook import TaskRecord, Verdict, heard, said
 from agentpost.protocol.tasks import TASK, TaskState
 from agentpost.protocol.timestamps import format_ms
 from agentpost.testing import START_MS, an_event_id
@@ -50,7 +50,15 @@ ALLOWED = {
 }
 
 
-def an_event(kind: str, *, by: str = "bob", number: int = 0, source: str = WORKER) -> Event:
+def an_event(
+    kind: str,
+    *,
+    by: str = "bob",
+    number: int = 0,
+    source: str = WORKER,
+    at_ms: int = START_MS,
+    to: tuple[str, ...] = ("bob",),
+) -> Event:
     source = REQUESTER if kind == "create" else source
     event_id = an_event_id(kind, by, number, source)
     head = {
@@ -58,14 +66,14 @@ def an_event(kind: str, *, by: str = "bob", number: int = 0, source: str = WORKE
         "source_node_id": source,
         "source_agent_id": "ada" if kind == "create" else by,
         "corr_id": corr_id_of(an_event_id("task")),
-        "created_at": AT,
+        "created_at": format_ms(at_ms),
         "to_agent_id": None if kind == "create" else "ada",
     }
     event: Event
     match kind:
         case "create":
             offer = TaskCreate(
-                task_id=TASK_ID, to_agents=("bob",), requester_agent_id="ada", title="Build", description="All of it."
+                task_id=TASK_ID, to_agents=to, requester_agent_id="ada", title="Build", description="All of it."
             )
             event = TaskCreateEvent(**head, payload=offer)  # type: ignore[arg-type]
         case "accept":
@@ -138,6 +146,45 @@ def test_only_the_accepting_agent_moves_a_task(state: TaskState, kind: str, side
     with pytest.raises(Refusal) as caught:
         fold(record, an_event(kind, by="eve", number=99), side=side)
     assert caught.value.code is Code.INVALID_TRANSITION
+
+
+def winners(record: TaskRecord) -> list[tuple[str, str]]:
+    return [(each.agent_id, each.node_id) for each in record.claims if each.verdict is Verdict.WON]
+
+
+@pytest.mark.req("TASK-6")
+@pytest.mark.parametrize("second_ms", [START_MS - 3_600_000, START_MS, START_MS + 3_600_000])
+def test_the_claim_that_is_read_first_wins_whatever_the_clocks_say(second_ms: int) -> None:
+    """The second claim was made an hour earlier or later by its own clock, and is read a while after: it is lost."""
+    record = said(None, an_event("create", to=("bob", "cid")), at_ms=START_MS)
+    first = an_event("accept", by="bob")
+    second = an_event("accept", by="cid", source="node-c", at_ms=second_ms)
+    record = heard(record, first, at_ms=START_MS + 10_000, node_id=REQUESTER)
+    for read_ms in (START_MS + 20_000, START_MS + 5_000):
+        record = heard(record, second, at_ms=read_ms, node_id=REQUESTER)
+        assert winners(record) == [("bob", WORKER)]
+        assert (record.accepted_by_agent_id, record.accepted_by_node_id) == ("bob", WORKER)
+        assert {each.agent_id: each.verdict for each in record.claims} == {"bob": Verdict.WON, "cid": Verdict.LOST}
+
+
+@pytest.mark.req("TASK-5", "TASK-6", "ROUTE-2")
+@pytest.mark.parametrize("to", [("bob",), ("bob", "cid")])
+def test_an_agent_of_the_same_name_at_another_gateway_is_another_worker(to: tuple[str, ...]) -> None:
+    """A stand-in has a copy of bob. Its claim is lost once bob has the task, and it moves nothing."""
+    record = said(None, an_event("create", to=to), at_ms=START_MS)
+    record = heard(record, an_event("accept"), at_ms=START_MS, node_id=REQUESTER)
+    record = heard(record, an_event("accept", number=1, source="node-c"), at_ms=START_MS + 1, node_id=REQUESTER)
+    assert winners(record) == [("bob", WORKER)]
+    assert record.is_held_by("bob", WORKER)
+    assert not record.is_held_by("bob", "node-c")
+    for kind in ("update", "complete", "fail"):
+        with pytest.raises(Refusal) as caught:
+            heard(record, an_event(kind, source="node-c"), at_ms=START_MS, node_id=REQUESTER)
+        assert caught.value.code is Code.INVALID_TRANSITION
+        with pytest.raises(Refusal):
+            # The copy may live at the requester's own gateway.
+            said(record, an_event(kind, source=REQUESTER), at_ms=START_MS)
+        assert heard(record, an_event(kind, number=2), at_ms=START_MS, node_id=REQUESTER).state != record.state
 
 
 @pytest.mark.req("TASK-5", "TASK-6")

@@ -172,7 +172,7 @@ async def test_whoever_has_a_task_does_not_lose_it_by_saying_so_again(mesh: Mesh
     assert a.tasks.get(task_id).accepted_by_agent_id == "bob"
     assert (await resend(b)).refused == ()
     await mesh.rest()
-    assert b.tasks.get(task_id).is_held_by("bob")
+    assert b.tasks.get(task_id).is_held_by("bob", "node-b")
     await b.tasks.complete(task_id, "bob", result_summary="It stands.")
     await mesh.rest()
     assert a.tasks.get(task_id).state is TaskState.COMPLETED
@@ -193,7 +193,7 @@ async def test_a_claim_that_was_never_decided_is_decided_when_it_is_sent_again(m
     assert (len(done.resent), done.refused) == (1, ())
     await mesh.rest()
     assert a.tasks.get(task_id).accepted_by_agent_id == "bob"
-    assert b.tasks.get(task_id).is_held_by("bob")
+    assert b.tasks.get(task_id).is_held_by("bob", "node-b")
     for node in (a, b):
         assert (await node.tasks.rebuild(check_only=True)).differing == ()
 
@@ -372,4 +372,4 @@ async def test_a_task_that_is_claimed_while_its_offer_is_sent_again_stays_with_t
     assert "it is accepted, by cid" in done.refused[0].reason
     await mesh.rest()
     assert (a.tasks.get(offered.task_id).round, a.tasks.get(offered.task_id).accepted_by_agent_id) == (1, "cid")
-    assert c.tasks.get(offered.task_id).is_held_by("cid")
+    assert c.tasks.get(offered.task_id).is_held_by("cid", "node-c")

@@ -66,7 +66,7 @@ async def test_a_task_that_is_claimed_at_the_last_moment_goes_to_nobody_else(
     assert report.reassigned == 0
     record = a.tasks.get(task_id)
     assert (record.round, record.accepted_by_agent_id) == (1, "bob")
-    assert b.tasks.get(task_id).is_held_by("bob")
+    assert b.tasks.get(task_id).is_held_by("bob", "node-b")
     assert c.open_mail("cid") == []
 
 
@@ -90,5 +90,5 @@ async def test_a_worker_who_says_how_it_goes_while_a_sweep_is_busy_keeps_the_tas
     await mesh.rest()
     assert report.reassigned == 1
     assert [a.tasks.get(each).round for each in (first, second)] == [2, 1]
-    assert b.tasks.get(second).is_held_by("bob")
+    assert b.tasks.get(second).is_held_by("bob", "node-b")
     assert len(c.open_mail("cid")) == 1

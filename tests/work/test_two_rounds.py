@@ -48,7 +48,7 @@ async def test_a_worker_who_claims_once_more_what_he_has_keeps_it(mesh: Mesh, al
     claim = b.tasks.get(offered.task_id).claim_of("bob")
     assert claim is not None
     assert claim.verdict is Verdict.WON
-    assert b.tasks.get(offered.task_id).is_held_by("bob")
+    assert b.tasks.get(offered.task_id).is_held_by("bob", "node-b")
     assert a.tasks.get(offered.task_id).eta_at_ms == b.tasks.get(offered.task_id).eta_at_ms
     await b.tasks.complete(offered.task_id, "bob", result_summary="It stands.")
     await mesh.rest()

@@ -184,7 +184,9 @@ class Dispatcher:
                 continue
             for agent_id in record.to_agents:
                 item = self._store.inbox_item(record.create_event_id, agent_id)
-                if item is None or item.entry.state is not LedgerState.QUEUED or record.is_held_by(agent_id):
+                if item is None or item.entry.state is not LedgerState.QUEUED:
+                    continue
+                if record.is_held_by(agent_id, self._store.node_id):
                     continue
                 event = decode_event(item.raw)
                 if isinstance(event, TaskCreateEvent):

@@ -206,7 +206,7 @@ class TaskMoves:
 
     def _check_worker(self, record: TaskRecord, agent_id: str) -> None:
         """TASK-5: only who has accepted a task moves it."""
-        if record.is_held_by(agent_id):
+        if record.is_held_by(agent_id, self._maker.node_id):
             return
         claim = record.claim_of(agent_id)
         if record.is_canceled:

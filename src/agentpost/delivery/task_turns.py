@@ -45,7 +45,7 @@ class TaskTurns:
         if record is None or not record.is_open or record.create_event_id != event.event_id:
             return Standing.GONE
         if record.accepted_by_agent_id is not None:
-            return Standing.OURS if record.accepted_by_agent_id == agent_id else Standing.GONE
+            return Standing.OURS if record.is_held_by(agent_id, self._store.node_id) else Standing.GONE
         claim = record.claim_of(agent_id)
         if claim is None:
             return Standing.OPEN
@@ -66,7 +66,7 @@ class TaskTurns:
         record = self._record(event)
         if record is None or not record.is_open or record.create_event_id != event.event_id:
             return ()
-        if record.accepted_by_agent_id not in (None, agent_id):
+        if record.accepted_by_agent_id is not None and not record.is_held_by(agent_id, self._store.node_id):
             return ()
         if result.kind is ResultKind.PROCESSED and result.reply is None:
             return ()

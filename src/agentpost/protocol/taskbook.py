@@ -113,7 +113,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody here still waits for it or works on it."""
+        """Whether any agent of this gateway still waits for it or works on it. `is_open_for` says which agents."""
         return self.state not in TASK.terminal and not self.is_withdrawn and not self.is_canceled
 
     @property
@@ -126,9 +126,26 @@ class TaskRecord(Struct, frozen=True, kw_only=True, rename="camel", omit_default
         """When it should be over: what was promised, or else what was asked for."""
         return self.eta_at_ms if self.eta_at_ms is not None else self.deadline_at_ms
 
-    def is_held_by(self, agent_id: str) -> bool:
-        """Whether the agent has the task, as far as is known here."""
-        return self.accepted_by_agent_id == agent_id and not self.is_withdrawn and not self.is_canceled
+    def is_held_by(self, agent_id: str, node_id: str) -> bool:
+        """Whether the agent of that gateway has the task, as far as is known here.
+
+        A stand-in's copy of an agent has the same id at another gateway, and is another worker.
+        """
+        has_it = (self.accepted_by_agent_id, self.accepted_by_node_id) == (agent_id, node_id)
+        return has_it and not self.is_withdrawn and not self.is_canceled
+
+    def is_work_of(self, agent_id: str, node_id: str) -> bool:
+        """Whether the agent of that gateway may still claim the task, waits for its verdict, or has it to do."""
+        if not self.is_open:
+            return False
+        if self.accepted_by_agent_id is not None:
+            return self.is_held_by(agent_id, node_id)
+        claim = self.claim_of(agent_id)
+        return agent_id in self.to_agents and (claim is None or claim.verdict is not Verdict.LOST)
+
+    def is_open_for(self, agent_id: str, node_id: str) -> bool:
+        """Whether the agent of that gateway waits for the task as its requester, or has to do with it as a worker."""
+        return (self.is_open and self.requester_agent_id == agent_id) or self.is_work_of(agent_id, node_id)
 
     def claim_of(self, agent_id: str) -> Claim | None:
         """The agent's latest claim in this round."""
@@ -367,6 +384,9 @@ def _canceled(record: TaskRecord, event: SignalEvent, at_ms: int) -> TaskRecord:
 def _moved(record: TaskRecord, event: TaskEvent, at_ms: int) -> TaskRecord:
     """The task after a move of the table, by the agent that has it."""
     _check_kept(record)
+    if record.accepted_by_node_id not in (None, event.source_node_id):
+        by = f"{record.accepted_by_agent_id} of {record.accepted_by_node_id}"
+        raise _forbidden(record, f"{by} has it, {event.source_agent_id} of {event.source_node_id} cannot move it")
     task = advance_task(
         Task(
             task_id=record.task_id,

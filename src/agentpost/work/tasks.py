@@ -116,11 +116,14 @@ class Tasks:
         limit: int = 50,
         before: str = "",
     ) -> list[TaskLine]:
-        """The tasks that are known here, the newest first. `before` is the last id of the page before."""
+        """The tasks that are known here, the newest first. `before` is the last id of the page before.
+
+        With an agent, `open_only` means open for that agent: what another agent has won is not.
+        """
         found: list[TaskRecord] = []
         while len(found) < limit:
             page = self._store.tasks(after=before, limit=_PAGE, open_only=open_only, newest_first=True)
-            found += [record for record in page if _concerns(record, agent_id, role)]
+            found += [record for record in page if self._concerns(record, agent_id, role, open_only=open_only)]
             if len(page) < _PAGE:
                 break
             before = page[-1].task_id
@@ -140,8 +143,11 @@ class Tasks:
         """The event that the task is offered with; its content is what has to be done."""
         return self._moves.offer_of(record)
 
-    def show(self, task_id: str) -> TaskView:
-        """One task with everything that was said about it, as far as this gateway may read it."""
+    def show(self, task_id: str, *, agent_id: str | None = None) -> TaskView:
+        """One task with everything that was said about it, as far as this gateway may read it.
+
+        With an agent, `is_open` says whether the task is open for that agent.
+        """
         record = self.get(task_id)
         steps: dict[EventId, TaskStep] = {}
         for entry in self._store.task_events(record.task_id):
@@ -150,7 +156,7 @@ class Tasks:
                 steps[entry.event_id] = self._step(event, entry.at_ms)
         return TaskView(
             task=record,
-            is_open=record.is_open,
+            is_open=record.is_open if agent_id is None else record.is_open_for(agent_id, self._store.node_id),
             steps=tuple(steps.values()),
             offer_ended=self.offering.why_ended(record),
         )
@@ -285,6 +291,15 @@ class Tasks:
         self._engine.agents.get(agent_id)
         return self.get(task_id)
 
+    def _concerns(self, record: TaskRecord, agent_id: str | None, role: Role | None, *, open_only: bool) -> bool:
+        if agent_id is None:
+            return True
+        is_requester = record.requester_agent_id == agent_id
+        is_worker = agent_id in record.to_agents or record.accepted_by_agent_id == agent_id
+        if open_only:
+            is_requester, is_worker = is_requester and record.is_open, record.is_work_of(agent_id, self._store.node_id)
+        return (is_requester and role is not Role.WORKER) or (is_worker and role is not Role.REQUESTER)
+
     def _title(self, record: TaskRecord, glance: Glance) -> str | None:
         try:
             content, _ = glance.open(self._moves.offer_of(record))
@@ -314,15 +329,3 @@ def _opened(open_content: Callable[[Event], Content], event: Event) -> tuple[Con
         return open_content(event), None
     except Refusal as refusal:
         return Content(), refusal.message
-
-
-def _concerns(record: TaskRecord, agent_id: str | None, role: Role | None) -> bool:
-    if agent_id is None:
-        return True
-    is_requester = record.requester_agent_id == agent_id
-    is_worker = agent_id in record.to_agents or record.accepted_by_agent_id == agent_id
-    if role is Role.REQUESTER:
-        return is_requester
-    if role is Role.WORKER:
-        return is_worker
-    return is_requester or is_worker

@@ -145,7 +145,7 @@ def _expect_task(desk: Desk, caller: Caller, task_id: str) -> TaskRecord:
 async def _list(desk: Desk, caller: Caller, args: ListArgs) -> Done:
     if args.task_id is not None:
         record = _expect_task(desk, caller, args.task_id)
-        view = desk.tasks.show(record.task_id)
+        view = desk.tasks.show(record.task_id, agent_id=caller.agent_id)
         return Done(TaskList(tasks=[], notice=NOTICE, task=view), record.corr_id)
     # Within a context its tasks are looked for among the newest.
     limit = args.limit if caller.context is None else _MOST_LOOKED_AT

@@ -35,6 +35,7 @@ from agentpost.edges.sdk.client import Client
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import TaskId
 from agentpost.protocol.payloads import Kind
+from agentpost.protocol.taskbook import Verdict
 from agentpost.tasks import TaskOwner
 from agentpost.work.tasks import Role
 
@@ -218,8 +219,11 @@ class Agent:
             await client.tasks.claim(task_id, eta_seconds=self._eta_seconds)
         while True:
             record = (await client.tasks.show(task_id)).task
-            if not record.is_open or record.accepted_by_agent_id is not None:
-                return record.is_open and record.accepted_by_agent_id == self._agent_id
+            claim = record.claim_of(self._agent_id)
+            if not record.is_open or (claim is not None and claim.verdict is Verdict.LOST):
+                return False
+            if record.accepted_by_agent_id is not None:
+                return record.accepted_by_agent_id == self._agent_id
             await asyncio.sleep(_DECISION_SECONDS)
 
 
