@@ -1,5 +1,7 @@
 """The agents of a gateway: kept, published, changed, and never taken from another node."""
 
+import asyncio
+
 import pytest
 
 from agentpost.delivery.agents import LocalAgents, shown_options
@@ -13,6 +15,19 @@ from tests.room.building import EDGE, SEED, a_populated_room, bring
 from tests.store.building import EPOCH, refused
 
 
+class Directory(RoomDirectory):
+    """The list in the room, which refuses what the test says it does."""
+
+    def __init__(self, home: "Home") -> None:
+        super().__init__(home.room)
+        self._home = home
+
+    def publish(self, agent_id: str, status: AgentStatus) -> None:
+        if self._home.refuse_publishing is not None:
+            raise self._home.refuse_publishing
+        super().publish(agent_id, status)
+
+
 class Home:
     """The store and the room of the seed, which hosts agents."""
 
@@ -21,9 +36,10 @@ class Home:
         self.store = MemoryStore(node_id=SEED, epoch=EPOCH)
         self.room: Room = a_populated_room(clock=self.clock)
         self.changes = 0
+        self.refuse_publishing: Refusal | None = None
         self.agents = LocalAgents(
             store=self.store,
-            directory=RoomDirectory(self.room),
+            directory=Directory(self),
             clock=self.clock,
             check=self._check,
             on_change=self._on_change,
@@ -89,6 +105,84 @@ async def test_options_are_checked_before_anything_is_kept(home: Home) -> None:
         await home.agents.add("ada", "teleport")
     assert home.agents.list() == []
     assert home.owner_of("ada") is None
+
+
+@pytest.mark.req("ROUTE-1")
+async def test_an_agent_that_the_room_refuses_is_not_added(home: Home) -> None:
+    """The agent beyond the most that a gateway may have is refused, and is nowhere: not here, not after a restart."""
+    await home.agents.add("agent-7", "pull")
+    held = sum(each["signedBy"] == SEED for each in home.room.records("agents").values())
+    record = {"ownerNodeId": SEED, "type": "internal", "status": "active"}
+    home.room.write_together([("agents", f"other-{number}", record) for number in range(1_000 - held)])
+    home.changes = 0
+    with refused(Code.TOO_LARGE) as caught:
+        await home.agents.add("one-too-many", "pull")
+    assert "1000" in caught.value.message
+    with refused(Code.NOT_FOUND):
+        home.agents.get("one-too-many")
+    assert home.owner_of("one-too-many") is None
+    assert ([each.agent_id for each in home.agents.list()], home.changes) == (["agent-7"], 0)
+    changed = await home.agents.add("agent-7", "webhook", {"url": "http://host/"})
+    assert changed.runtime == "webhook", "one of those that are here can still be changed"
+    await home.agents.announce()
+    assert home.store.incidents() == []
+
+
+async def test_a_change_that_the_room_refuses_changes_nothing(home: Home) -> None:
+    """An agent that is here and belongs to another node by now stays as it was when it is added again."""
+    before = LocalAgent(agent_id="ada", runtime="webhook", options={"url": "http://host/"}, created_at_ms=START_MS)
+    await home.store.put_agent(before)
+    refuse = Refusal(Code.TOO_LARGE, "the room is full")
+    home.refuse_publishing = refuse
+    with refused(Code.TOO_LARGE):
+        await home.agents.add("ada", "pull")
+    assert home.agents.get("ada") == before
+
+
+@pytest.mark.req("ROUTE-1")
+async def test_a_caller_that_goes_away_leaves_no_agent_half_added(home: Home) -> None:
+    """The request is cancelled right after the agent is on the disk: the mesh knows the agent all the same."""
+    put_agent = home.store.put_agent
+    asked = asyncio.Event()
+
+    async def slow(agent: LocalAgent) -> None:
+        await put_agent(agent)
+        asked.set()
+        await asyncio.sleep(0)
+
+    home.store.put_agent = slow  # type: ignore[method-assign]
+    adding = asyncio.ensure_future(home.agents.add("ada", "pull"))
+    await asked.wait()
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    async with asyncio.timeout(10):
+        while not home.changes:
+            await asyncio.sleep(0)
+    assert home.owner_of("ada") == SEED
+
+
+async def test_an_agent_that_cannot_be_taken_from_the_disk_is_not_half_removed(home: Home) -> None:
+    """The disk refuses: the agent is still here, and the mesh still finds it."""
+
+    async def full(_: str) -> None:
+        raise Refusal(Code.STORAGE_FULL, "the disk is full")
+
+    await home.agents.add("ada", "pull")
+    home.store.remove_agent = full  # type: ignore[method-assign,assignment]
+    with refused(Code.STORAGE_FULL):
+        await home.agents.remove("ada")
+    assert home.owner_of("ada") == SEED
+
+
+async def test_a_conflict_ends_with_the_agent_that_was_in_it(home: Home) -> None:
+    """The operator removes the agent that another node has: its incident closes."""
+    await home.store.put_agent(LocalAgent(agent_id=f"agent-of-{EDGE}", runtime="pull", created_at_ms=START_MS))
+    await home.agents.announce()
+    assert [each.kind for each in home.store.incidents()] == ["agent_conflict"]
+    await home.agents.remove(f"agent-of-{EDGE}")
+    assert home.store.incidents() == []
+    assert home.owner_of(f"agent-of-{EDGE}") == EDGE
 
 
 async def test_a_removed_agent_is_free_for_others(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""Two agents on two machines claim the same tasks at the same instant: each task has one worker, whatever clocks say."""
+"""Two agents on two machines claim the same tasks at once: each task has one worker, whatever the clocks say."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

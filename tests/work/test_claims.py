@@ -77,7 +77,7 @@ async def test_a_thousand_tasks_and_three_claimants_each() -> None:
 
 @pytest.mark.req("TASK-6")
 async def test_the_order_of_reading_decides_and_not_the_time_of_the_claim(mesh: Mesh) -> None:
-    """The earlier claim arrives later, and the clock runs between claim and reading: the one that is read first wins."""
+    """The earlier claim arrives later, and the clock runs before it is read: the claim that is read first wins."""
     a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
     for node, agent_id in ((a, "ada"), (b, "bob"), (c, "cid")):
         await node.host(agent_id)

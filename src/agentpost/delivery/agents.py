@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.secrets import SECRET_OPTIONS, AgentSecrets
 from agentpost.protocol.errors import Code, Refusal
@@ -112,11 +113,23 @@ class LocalAgents:
         if owner is not None and not is_ours and not self._directory.stands_in(agent_id):
             raise _owned(agent_id, owner)
         agent = self._sealed(agent)
+        await carried_out(self._keep(agent, present, is_ours=is_ours))
+        return agent
+
+    async def _keep(self, agent: LocalAgent, present: LocalAgent | None, *, is_ours: bool) -> None:
+        """Keep the agent and publish it. If the room refuses it, it is kept as it was before, or not at all."""
         await self._store.put_agent(agent)
         if is_ours:
-            self._directory.publish(agent_id, AgentStatus.ACTIVE)
+            try:
+                self._directory.publish(agent.agent_id, AgentStatus.ACTIVE)
+            except Refusal:
+                if present is None:
+                    await self._store.remove_agent(agent.agent_id)
+                else:
+                    await self._store.put_agent(present)
+                raise
+            await self._close_conflict(agent.agent_id)
         self._changed()
-        return agent
 
     def name_stand_ins(
         self, agent_id: str, node_ids: Sequence[str], *, failover: Failover = Failover.WAIT
@@ -135,9 +148,19 @@ class LocalAgents:
     async def remove(self, agent_id: str) -> None:
         """Take an agent away. What it has not settled stays in its inbox, and goes on if it is added again."""
         self.get(agent_id)
+        await carried_out(self._drop(agent_id))
+
+    async def _drop(self, agent_id: str) -> None:
         # Withdrawn first: what is sent meanwhile is refused where it is sent, instead of waiting for nobody here.
+        is_ours = self._directory.owner_of(agent_id) == self._store.node_id
         self._directory.withdraw(agent_id)
-        await self._store.remove_agent(agent_id)
+        try:
+            await self._store.remove_agent(agent_id)
+        except Refusal:
+            if is_ours:
+                self._directory.publish(agent_id, AgentStatus.ACTIVE)
+            raise
+        await self._close_conflict(agent_id)
         self._changed()
 
     async def pause(self, agent_id: str) -> LocalAgent:
@@ -177,7 +200,10 @@ class LocalAgents:
                     )
                 )
             else:
-                await self._store.close_incident(CONFLICT, agent.agent_id, at_ms=self._clock.now_ms())
+                await self._close_conflict(agent.agent_id)
+
+    async def _close_conflict(self, agent_id: str) -> None:
+        await self._store.close_incident(CONFLICT, agent_id, at_ms=self._clock.now_ms())
 
     async def _set_paused(self, agent_id: str, *, is_paused: bool) -> LocalAgent:
         agent = self.get(agent_id)

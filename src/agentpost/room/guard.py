@@ -317,7 +317,11 @@ class RoomGuard:
     def _check_count(self, map_name: str, signer: str) -> None:
         most = MAPS[map_name].keys_per_node
         if self._table.held_by(map_name, signer) > most:
-            raise Refusal(Code.TOO_LARGE, f"{signer} has more than {most} records in {map_name}", hint="Remove some.")
+            raise Refusal(
+                Code.TOO_LARGE,
+                f"{signer} has more than {most} records in {map_name}",
+                hint="Removed records count as well. Let another gateway have what is new.",
+            )
 
 
 def in_order(touched: Iterable[Touched]) -> list[Touched]:
