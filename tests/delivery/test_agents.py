@@ -36,6 +36,7 @@ class Home:
         self.store = MemoryStore(node_id=SEED, epoch=EPOCH)
         self.room: Room = a_populated_room(clock=self.clock)
         self.changes = 0
+        self.changed = asyncio.Event()
         self.refuse_publishing: Refusal | None = None
         self.agents = LocalAgents(
             store=self.store,
@@ -51,6 +52,7 @@ class Home:
 
     def _on_change(self) -> None:
         self.changes += 1
+        self.changed.set()
 
     def owner_of(self, agent_id: str) -> str | None:
         agent = self.room.snapshot().agents.get(agent_id)
@@ -157,8 +159,7 @@ async def test_a_caller_that_goes_away_leaves_no_agent_half_added(home: Home) ->
     with pytest.raises(asyncio.CancelledError):
         await adding
     async with asyncio.timeout(10):
-        while not home.changes:
-            await asyncio.sleep(0)
+        await home.changed.wait()
     assert home.owner_of("ada") == SEED
 
 

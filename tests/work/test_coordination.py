@@ -128,6 +128,65 @@ async def test_what_nobody_claims_goes_to_who_else_can_do_it(mesh: Mesh) -> None
     assert len(c.open_mail("cid")) == 1
 
 
+@pytest.mark.req("TASK-8")
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["unclaimed", "claimed"])
+async def test_a_task_is_reassigned_once_however_many_could_do_it(mesh: Mesh, *, is_claimed: bool) -> None:
+    """Three agents have the capability. After the second of them was late too, a person is called, and nobody else."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    for node, agent_id in ((a, "ada"), (b, "bob"), (c, "cid"), (b, "dan")):
+        await node.host(agent_id)
+    mesh.room.add_capability("cap.build", "bob")
+    task = NewTask(requester_agent_id="ada", title="Build", required_capabilities=("cap.build",))
+    task_id = (await a.tasks.create(task)).task_id
+    await mesh.rest()
+    mesh.room.add_capability("cap.build", "bob", "cid")
+    for _ in range(2):
+        await a_turn(mesh, minutes=6)
+    assert (a.tasks.get(task_id).round, a.tasks.get(task_id).to_agents) == (2, ("cid",))
+    mesh.room.add_capability("cap.build", "bob", "cid", "dan")
+    if is_claimed:
+        await c.tasks.claim(task_id, "cid", eta_seconds=60)
+        await mesh.rest()
+    for _ in range(4):
+        await a_turn(mesh, minutes=6)
+    record = a.tasks.get(task_id)
+    assert (record.round, record.to_agents) == (2, ("cid",)), "once, and not again"
+    assert open_incidents(a, TASK_STUCK) == [task_id]
+    assert len(notices(c, "cid")) == 1
+    assert notices(b, "dan") == []
+    assert len(notices(a, "ada")) == 1
+    if is_claimed:
+        await c.tasks.complete(task_id, "cid", result_summary="at last")
+    else:
+        await c.tasks.claim(task_id, "cid", eta_seconds=3600)
+    await mesh.rest()
+    await a_turn(mesh)
+    assert open_incidents(a, TASK_STUCK) == []
+
+
+@pytest.mark.req("TASK-8")
+async def test_a_second_worker_that_is_gone_is_no_reason_for_a_third(mesh: Mesh) -> None:
+    """The gateway of the backup is gone as well: a person is called, although another agent could do the task."""
+    a, b, c = (mesh.nodes[each] for each in ("node-a", "node-b", "node-c"))
+    for node, agent_id in ((a, "ada"), (b, "bob"), (c, "cid"), (a, "dan")):
+        await node.host(agent_id)
+    offered = await a.tasks.create(NewTask(requester_agent_id="ada", title="Build", to_agents=("bob", "cid", "dan")))
+    await mesh.rest()
+    await b.tasks.claim(offered.task_id, "bob", eta_seconds=86_400)
+    await mesh.rest()
+    mesh.cut("node-b")
+    await a_turn(mesh, minutes=6)
+    assert a.tasks.get(offered.task_id).to_agents == ("cid", "dan")
+    await c.tasks.claim(offered.task_id, "cid", eta_seconds=86_400)
+    await mesh.rest()
+    mesh.cut("node-c")
+    for _ in range(3):
+        await a_turn(mesh, minutes=6)
+    record = a.tasks.get(offered.task_id)
+    assert (record.round, record.accepted_by_agent_id) == (2, "cid")
+    assert open_incidents(a, TASK_STUCK) == [offered.task_id]
+
+
 @pytest.mark.req("TASK-6", "TASK-8")
 async def test_a_task_is_offered_again_when_its_workers_gateway_is_gone(mesh: Mesh) -> None:
     """The claim lapses with the gateway of the claimant: others get the task, and it has one worker all the time."""

@@ -9,6 +9,7 @@ import pytest
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.testing import FakeClock
 from agentpost.work.sweep import SweepReport
+from tests.edges.meshing import eventually
 from tests.edges.running import ServedGateway, served_gateway
 from tests.work.building import CAPABILITY, a_declaration, write_pair
 
@@ -27,6 +28,8 @@ def served(tmp_path: Path) -> Iterator[ServedGateway]:
             served.operator.post("/ansible/agents", {"agentId": agent_id})
         write_pair(home / "skills/scribe")
         served.operator.post("/ansible/capabilities", declared)
+        # What a publish gives the other agents to install is a task, too, and is not to be late here.
+        eventually(lambda: served.operator.get("/ansible/tasks?only_open=true") == [])
         yield served
 
 

@@ -23,6 +23,7 @@ from agentpost.protocol.coordination import CoordinationState
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event, TaskCompleteEvent, TaskFailedEvent
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.ids import TaskId
 from agentpost.protocol.routing import is_live
 from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.protocol.taskbook import TaskRecord
@@ -116,7 +117,7 @@ class Sweeper:
     async def sweep(self, turn: int, state: CoordinationState) -> SweepReport:
         """Look at every task of this gateway's agents that is not over, and do what is due."""
         checked, findings = await self._look()
-        known = {kind: self.open_incidents(kind) for kind in (TASK_LATE, TASK_QUIET, TASK_STUCK)}
+        known = await self._close_what_is_well(findings)
         steps: list[tuple[Finding, Step]] = []
         room, now_ms = self._engine.room.snapshot(), self._engine.clock.now_ms()
         for finding in findings:
@@ -129,7 +130,6 @@ class Sweeper:
                 settings=self._settings,
             )
             steps.append((finding, step))
-        await self._close_what_is_well(findings, known)
         reassigned = [finding for finding, step in steps if step is Step.REASSIGN]
         moved = [finding for finding in reassigned if await self._reassign(finding, state)]
         stuck = [finding for finding, step in steps if step is Step.ESCALATE]
@@ -210,18 +210,26 @@ class Sweeper:
             found |= {incident.subject: incident for incident in page if incident.kind == kind}
         return found
 
-    async def _close_what_is_well(self, findings: Sequence[Finding], known: dict[str, dict[str, Incident]]) -> None:
+    async def _close_what_is_well(self, findings: Sequence[Finding]) -> dict[str, dict[str, Incident]]:
+        """Close the incidents that do not hold any more. Gives those that do, by kind and task.
+
+        What was asked in an earlier round of a task was asked of another agent, and counts for nothing in this one.
+        """
         at_ms = self._engine.clock.now_ms()
-        still = {(_kind(finding), finding.record.task_id) for finding in findings}
-        still |= {(TASK_STUCK, finding.record.task_id) for finding in findings}
-        await asyncio.gather(
-            *(
-                self._store.close_incident(kind, task_id, at_ms=at_ms)
-                for kind, incidents in known.items()
-                for task_id in incidents
-                if (kind, task_id) not in still
-            )
-        )
+        offered = {(_kind(finding), finding.record.task_id): finding.record.offered_at_ms for finding in findings}
+        offered |= {(TASK_STUCK, finding.record.task_id): finding.record.offered_at_ms for finding in findings}
+        holding: dict[str, dict[str, Incident]] = {}
+        ended: list[tuple[str, str]] = []
+        for kind in (TASK_LATE, TASK_QUIET, TASK_STUCK):
+            holding[kind] = {}
+            for task_id, incident in self.open_incidents(kind).items():
+                offered_at_ms = offered.get((kind, TaskId(task_id)))
+                if offered_at_ms is None or incident.at_ms < offered_at_ms:
+                    ended.append((kind, task_id))
+                else:
+                    holding[kind][task_id] = incident
+        await asyncio.gather(*(self._store.close_incident(kind, task_id, at_ms=at_ms) for kind, task_id in ended))
+        return holding
 
     def _incident(self, kind: str, finding: Finding) -> Incident:
         return Incident(

@@ -3,21 +3,62 @@
 import pytest
 
 from agentpost.auth.external.lifetimes import Lifetimes
-from agentpost.auth.external.scopes import OPERATION_SCOPES, SCOPES, check_scopes, require_scope
+from agentpost.auth.external.scopes import (
+    A2A_SCOPES,
+    OPERATION_SCOPES,
+    SCOPES,
+    check_scopes,
+    operations_of,
+    require_scope,
+)
 from agentpost.edges.operations import OPERATIONS
 from agentpost.edges.operations.mesh import MESH
 from agentpost.protocol.errors import Code
+from tests.auth.external.granting import A2A_METHODS, GRANTED, OPENED_BY
 from tests.store.building import refused
 
 
+def test_there_is_nothing_to_grant_or_to_call_besides_the_table() -> None:
+    """The scopes and the operations are those of docs/external-agents.md and docs/a2a.md, each once."""
+    assert sorted(SCOPES) == sorted(GRANTED)
+    assert sorted(OPERATION_SCOPES) == sorted(OPENED_BY)
+    assert sorted(A2A_SCOPES) == sorted([*(f"a2a.{method}" for method in A2A_METHODS), "a2a.Unknown"])
+
+
 @pytest.mark.req("EXT-5")
-@pytest.mark.parametrize("operation", list(OPERATION_SCOPES))
-def test_an_operation_needs_its_own_scope(operation: str) -> None:
-    """With all others it is denied, with that one alone it is not."""
-    for needed in OPERATION_SCOPES[operation]:
-        assert require_scope(operation, [needed]) == needed
-    with refused(Code.SCOPE_DENIED):
-        require_scope(operation, [scope for scope in SCOPES if scope not in OPERATION_SCOPES[operation]])
+@pytest.mark.parametrize("scope", GRANTED)
+@pytest.mark.parametrize("operation", OPENED_BY)
+def test_a_scope_opens_its_operations_and_no_other(operation: str, scope: str) -> None:
+    """Each scope alone, and all others without it, against each operation of the table."""
+    others = [each for each in GRANTED if each != scope]
+    if OPENED_BY[operation] == scope:
+        assert require_scope(operation, [scope]) == scope
+        with refused(Code.SCOPE_DENIED) as caught:
+            require_scope(operation, others)
+        assert scope in caught.value.message
+    else:
+        with refused(Code.SCOPE_DENIED):
+            require_scope(operation, [scope])
+        assert require_scope(operation, others) == OPENED_BY[operation]
+
+
+@pytest.mark.req("EXT-5")
+@pytest.mark.parametrize("scope", GRANTED)
+def test_a_session_lists_the_operations_that_its_scope_opens(scope: str) -> None:
+    """What a session is told that it may call is what it may call."""
+    assert sorted(operations_of([scope])) == sorted(name for name, needed in OPENED_BY.items() if needed == scope)
+
+
+@pytest.mark.req("EXT-5")
+@pytest.mark.parametrize("scope", GRANTED)
+@pytest.mark.parametrize("method", A2A_METHODS)
+def test_a_scope_opens_its_methods_of_a2a_and_no_other(method: str, scope: str) -> None:
+    """`task.create` opens what asks for work, `task.read` what shows it, and nothing else opens anything."""
+    if A2A_METHODS[method] == scope:
+        assert require_scope(f"a2a.{method}", [scope]) == scope
+    else:
+        with refused(Code.SCOPE_DENIED):
+            require_scope(f"a2a.{method}", [scope])
 
 
 @pytest.mark.req("EXT-5")
@@ -32,7 +73,6 @@ def test_what_is_served_has_a_scope() -> None:
     """No operation can be called without one, no scope opens what is not there, and each scope opens something."""
     assert OPERATIONS.keys() - OPERATION_SCOPES.keys() == MESH.keys()
     assert OPERATION_SCOPES.keys() <= OPERATIONS.keys()
-    assert {scope for needed in OPERATION_SCOPES.values() for scope in needed} == set(SCOPES)
 
 
 @pytest.mark.req("EXT-5", "EXT-6")

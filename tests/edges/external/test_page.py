@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from agentpost.auth.external.scopes import OPERATION_SCOPES, SCOPES
 from agentpost.edges.runtimes import make_runtime
 from agentpost.protocol.errors import MEANINGS, Code
 from agentpost.testing import FakeClock
+from tests.auth.external.granting import GRANTED, OPENED_BY
 from tests.edges.external.conftest import Door, recorded_log
 from tests.edges.running import served_gateway
 
@@ -44,8 +44,9 @@ def test_the_client_of_the_page_works(tmp_path: Path) -> None:
 
 def test_the_page_names_every_operation_scope_and_refusal() -> None:
     """What is served is in the tables, with the status that each code has."""
-    assert [name for name in OPERATION_SCOPES if f"`{name}`" not in PAGE] == []
-    assert [scope for scope in SCOPES if f"`{scope}`" not in PAGE] == []
+    rows = dict(re.findall(r"^\| `(ansible_\w+)` \| `(ansible\.[\w.]+)` \|", PAGE, re.MULTILINE))
+    assert rows == OPENED_BY
+    assert sorted(set(rows.values())) == sorted(GRANTED)
     for code in (
         Code.INVALID_INVITE,
         Code.EXPIRED_INVITE,
