@@ -134,6 +134,7 @@ class FixedRoom:
         self._identities: dict[str, Identity] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._agents: dict[str, AgentRecord] = {}
+        self._withdrawn: dict[str, str | None] = {}
         self._routing: dict[str, RoutingRule] = {}
         self._catalog: dict[str, CapabilityRecord] = {}
         self._index: dict[str, CapabilityIndex] = {}
@@ -184,10 +185,12 @@ class FixedRoom:
         """An agent that `node_id` owns; None for one that nobody owns."""
         status = AgentStatus.ACTIVE if active else AgentStatus.INACTIVE
         self._agents[agent_id] = AgentRecord(owner_node_id=node_id, status=status)
+        self._withdrawn.pop(agent_id, None)
         self._version += 1
 
     def remove_agent(self, agent_id: str) -> None:
-        del self._agents[agent_id]
+        """Its gateway takes the agent out of the mesh."""
+        self._withdrawn[agent_id] = self._agents.pop(agent_id).owner_node_id
         self._version += 1
 
     def add_fallback(self, agent_id: str, *node_ids: str, failover: Failover = Failover.WAIT) -> None:
@@ -243,6 +246,9 @@ class FixedRoom:
 
     def is_revoked(self, node_id: str) -> bool:
         return node_id in self._revoked
+
+    def withdrawn_by(self, agent_id: str) -> str | None:
+        return self._withdrawn.get(agent_id)
 
     def last_seen_ms(self, node_id: str) -> int | None:
         is_known = node_id in self._nodes and node_id not in self._unheard

@@ -252,16 +252,15 @@ def test_an_incident_says_what_it_is_about_and_what_to_do(tmp_path: Path, monkey
 
 
 def test_whoever_takes_an_agent_away_hears_of_its_mail(gateway: RunningGateway) -> None:
-    """What waits for an agent is not lost with it, and not forgotten in silence."""
+    """What an agent had not done is not lost with it in silence: its senders are told, and the operator how many."""
     send = words(gateway, "send", "Wait.", "--from", "architect", "--to", "builder")
     assert agentpost(*send).returncode == 0
     eventually(lambda: bool(gateway.operator.get("/ansible/agents/builder/inbox")))
     shown = agentpost(*words(gateway, "agents", "remove", "builder")).stdout
-    assert shown.startswith("builder is gone; 1 waits in its inbox")
-    assert agentpost(*words(gateway, "agents", "remove", "architect")).stdout == "architect is gone\n"
+    assert shown == "removed builder; told the senders of 1 message or task (no_route)\n"
     assert agentpost(*words(gateway, "agents", "add", "builder")).returncode == 0
     removed = agentpost(*words(gateway, "agents", "remove", "builder", "-o", "json"))
-    assert json.loads(removed.stdout) == {"removed": "builder", "waiting": 1}
+    assert json.loads(removed.stdout) == {"removed": "builder", "ended": 0, "waiting": 0}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ them again at a start. Knows nothing of Yjs or of what a runtime does with its o
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
 from agentpost.delivery.carrying import carried_out
+from agentpost.delivery.deciding import NO_ROUTE
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.secrets import SECRET_OPTIONS, AgentSecrets
 from agentpost.protocol.errors import Code, Refusal
@@ -72,7 +73,7 @@ class AgentDirectory(Protocol):
 
 class LocalAgents:
     """`check` refuses an agent whose runtime or options make no sense; `on_change` hears of every change. With
-    `secrets` the store never sees those of an agent in the clear."""
+    `secrets` the store never sees those of an agent in the clear. `end_mail` ends what a removed agent has left."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class LocalAgents:
         check: Callable[[LocalAgent], None] | None = None,
         on_change: Callable[[], None] | None = None,
         secrets: AgentSecrets | None = None,
+        end_mail: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
         self._store = store
         self._directory = directory
@@ -90,6 +92,7 @@ class LocalAgents:
         self._check = check
         self._on_change = on_change
         self._secrets = secrets
+        self._end_mail = end_mail
 
     async def add(self, agent_id: str, runtime: str, options: dict[str, Any] | None = None) -> LocalAgent:
         """Add an agent, or change how one that is here is engaged. Mail for it can be sent once this returns.
@@ -129,6 +132,7 @@ class LocalAgents:
                     await self._store.put_agent(present)
                 raise
             await self._close_conflict(agent.agent_id)
+            await self._store.close_incident(NO_ROUTE, agent.agent_id, at_ms=self._clock.now_ms())
         self._changed()
 
     def name_stand_ins(
@@ -145,12 +149,15 @@ class LocalAgents:
         self._directory.name_stand_ins(agent_id, named, failover)
         return named
 
-    async def remove(self, agent_id: str) -> None:
-        """Take an agent away. What it has not settled stays in its inbox, and goes on if it is added again."""
-        self.get(agent_id)
-        await carried_out(self._drop(agent_id))
+    async def remove(self, agent_id: str) -> int:
+        """Take an agent away. What it has not settled ends as `no_route`, and its senders are told (ROUTE-3).
 
-    async def _drop(self, agent_id: str) -> None:
+        Gives how much that was. What it is busy with at this moment ends with its turn.
+        """
+        self.get(agent_id)
+        return await carried_out(self._drop(agent_id))
+
+    async def _drop(self, agent_id: str) -> int:
         # Withdrawn first: what is sent meanwhile is refused where it is sent, instead of waiting for nobody here.
         is_ours = self._directory.owner_of(agent_id) == self._store.node_id
         self._directory.withdraw(agent_id)
@@ -162,6 +169,7 @@ class LocalAgents:
             raise
         await self._close_conflict(agent_id)
         self._changed()
+        return 0 if self._end_mail is None else await self._end_mail(agent_id)
 
     async def pause(self, agent_id: str) -> LocalAgent:
         """Stop engaging an agent. Its mail is still accepted, and waits; for the mesh it is as before."""

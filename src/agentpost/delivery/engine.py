@@ -21,6 +21,7 @@ from agentpost.delivery.ports import RoomView, Runtime, Wakeups
 from agentpost.delivery.postmaster import Postmaster
 from agentpost.delivery.publish import Publisher
 from agentpost.delivery.pull import Pull
+from agentpost.delivery.removed_agents import RemovedAgents
 from agentpost.delivery.retry import Retrier
 from agentpost.delivery.sealing import Sealer
 from agentpost.delivery.secrets import AgentSecrets
@@ -116,6 +117,15 @@ class Engine:
         self.expiring = Expiring(
             store=store, turns=self.dispatcher.turns, clock=clock, is_busy_with=self.dispatcher.is_busy_with
         )
+        self.removed_agents = RemovedAgents(
+            store=store,
+            room=room,
+            turns=self.dispatcher.turns,
+            moves=self.task_moves,
+            clock=clock,
+            wakeups=wakeups,
+            is_busy_with=self.dispatcher.is_busy_with,
+        )
         self.agents = LocalAgents(
             store=store,
             directory=directory,
@@ -123,6 +133,7 @@ class Engine:
             check=lambda agent: _check(runtime_of, agent),
             on_change=self.dispatcher.refresh,
             secrets=secrets,
+            end_mail=self.removed_agents.end,
         )
         self.retrier = Retrier(
             store,
@@ -164,6 +175,7 @@ class Engine:
         self.links.start()
         self.dispatcher.start()
         self.expiring.start()
+        self.removed_agents.start()
         self.retrier.start()
         self.keeper.start()
 
@@ -186,6 +198,7 @@ class Engine:
         await self._tasks.close()
         await self.keeper.close()
         await self.retrier.close()
+        await self.removed_agents.close()
         await self.expiring.close()
         await self.dispatcher.close()
         await self.links.close()

@@ -236,7 +236,9 @@ class Intake:
             acks: dict[str, Event] = {
                 agent_id: accepted(event, agent_id)
                 for agent_id in recipients_of(event)
-                if agent_id in local and is_engaged_by(event, agent_id=agent_id, node_id=node_id)
+                # Mail for an agent that was removed here is accepted, too: it ends at once, and its sender is told.
+                if (agent_id in local or self._room.withdrawn_by(agent_id) == node_id)
+                and is_engaged_by(event, agent_id=agent_id, node_id=node_id)
             }
             if (acks or isinstance(event, ReplyEvent)) and self._is_forged(event, source, room):
                 # An honest one is sent again, and taken then.

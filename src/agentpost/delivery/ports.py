@@ -50,6 +50,10 @@ class RoomView(Protocol):
         """Whether a seed took this node out of the mesh; False for one that is only unknown."""
         ...
 
+    def withdrawn_by(self, agent_id: str) -> str | None:
+        """The node that took this agent out of the mesh; None while a node hosts it, and if none ever did."""
+        ...
+
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if nobody here knows."""
         ...

@@ -389,6 +389,14 @@ class Turns:
         ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason="expired")
         return await self._settle(event, agent_id, Outcome.EXPIRED, (ack,), (), f"expired at {event.expires_at}")
 
+    async def give_up(self, event: Event, agent_id: str, *, reason: str, error: str) -> bool:
+        """End mail that its agent will never get, because it is not here any more. False if it had an outcome before.
+
+        The offer of a task ends with it, and the task itself can be offered to others.
+        """
+        ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason=reason)
+        return await self._settle(event, agent_id, Outcome.FAILED_TERMINAL, (ack,), (), error)
+
     async def _fail(
         self,
         event: Event,

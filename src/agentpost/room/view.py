@@ -44,6 +44,11 @@ class RoomView:
     def is_revoked(self, node_id: str) -> bool:
         return self._room.keys.is_shut_out(node_id)
 
+    def withdrawn_by(self, agent_id: str) -> str | None:
+        """The node that took this agent out of the mesh; None while a node hosts it, and if none ever did."""
+        record = self._room.record("agents", agent_id)
+        return record["signedBy"] if record is not None and is_removed(record) else None
+
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if it was not since the start."""
         return self._room.presence.last_seen_ms(node_id)

@@ -103,13 +103,13 @@ def list_agents(
 
 @agents_app.command(epilog="Example: [bold]agentpost agents remove builder[/bold]")
 def remove(agent_id: AgentArgument, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
-    """Take an agent away. Mail for it is no longer accepted here; what it has not settled stays in its inbox."""
+    """Remove an agent. Mail and tasks that it has not finished end as no_route, and their senders are told."""
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).delete(path_of("ansible", "agents", agent_id))
-    waiting = done["waiting"]
-    kept = (
-        f"; {waiting:,} wait{'s' if waiting == 1 else ''} in its inbox, for when it is added again" if waiting else ""
-    )
-    _said(done, f"{agent_id} is gone{kept}", output)
+    ended, busy = done["ended"], done["waiting"]
+    what = "message or task" if ended == 1 else "messages or tasks"
+    told = f"; told the senders of {ended:,} {what} (no_route)" if ended else ""
+    running = f"; {busy:,} still running, to end with the turn" if busy else ""
+    _said(done, f"removed {agent_id}{told}{running}", output)
 
 
 @agents_app.command(epilog="Example: [bold]agentpost agents pause builder[/bold]")

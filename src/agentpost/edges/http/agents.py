@@ -39,9 +39,10 @@ class AgentView(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Removed(Struct, frozen=True, kw_only=True, rename="camel"):
-    """An agent that is gone, and how much waits in its inbox."""
+    """An agent that is gone; how much of its mail and tasks ended as `no_route`, and how much it is still busy with."""
 
     removed: str
+    ended: int
     waiting: int
 
 
@@ -95,9 +96,9 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @delete("/ansible/agents/{agent_id:str}", status_code=200, summary="Take an agent away", tags=["agents"])
     async def remove(agent_id: str) -> Removed:
-        """What it has not settled stays, for when it is added again."""
-        await engine.agents.remove(agent_id)
-        return Removed(removed=agent_id, waiting=engine.store.backlog_size(agent_id))
+        """What it has not settled ends as `no_route`, and the senders are told."""
+        ended = await engine.agents.remove(agent_id)
+        return Removed(removed=agent_id, ended=ended, waiting=engine.store.backlog_size(agent_id))
 
     @post("/ansible/agents/{agent_id:str}/pause", status_code=200, summary="Stop engaging an agent", tags=["agents"])
     async def pause(agent_id: str) -> AgentView:
