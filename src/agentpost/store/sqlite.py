@@ -119,6 +119,8 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
             database = Database.open_writer(home.database, vfs=vfs, synchronous=synchronous)
             try:
                 database.migrate()
+                if synchronous == "FULL":
+                    database.renew_log()
                 _claim(database, node_id=node_id, epoch=epoch, now_ms=now_ms)
                 return cls(home, database, vfs=vfs, on_failure=on_failure)
             except BaseException:
