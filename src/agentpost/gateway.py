@@ -189,11 +189,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Claim the home and open what is in it."""
-        loop = asyncio.get_running_loop()
-
-        def on_failure(refusal: Refusal) -> None:
-            loop.call_soon_threadsafe(self._fail, refusal)
-
+        on_failure = self._fails_on_loop()
         self._store = SqliteStore.open(
             self.settings.home,
             node_id=self.settings.node_id,
@@ -259,7 +255,7 @@ class Gateway:
             self.lake = self._open_lake()
             self._engine.keeper.hold(self.lake.held_after)
         await self._engine.start()
-        self._open_mailbox(self._engine)
+        self._open_mailbox(self._engine, on_failure)
         self._commons.start()
         self._office.start()
         if self.lake is not None:
@@ -270,8 +266,17 @@ class Gateway:
             _log.warning("nodes are let in without a proof of their key (--insecure-no-proof): this is for a lab")
         _log.info("gateway %s is ready", self.settings.node_id)
 
-    def _open_mailbox(self, engine: Engine) -> None:
-        self._mailbox = FileMailbox.open(Home(self.settings.home).mailbox, clock=self.clock)
+    def _fails_on_loop(self) -> Callable[[Refusal], None]:
+        """What the store and the mailbox call, from any thread, when the disk fails."""
+        loop = asyncio.get_running_loop()
+
+        def on_failure(refusal: Refusal) -> None:
+            loop.call_soon_threadsafe(self._fail, refusal)
+
+        return on_failure
+
+    def _open_mailbox(self, engine: Engine, on_failure: Callable[[Refusal], None]) -> None:
+        self._mailbox = FileMailbox.open(Home(self.settings.home).mailbox, clock=self.clock, on_failure=on_failure)
         forwarder = Forwarder(self._mailbox, store=self.store, room=engine.room, publisher=engine.publisher)
         self.tasks.spawn(keep_swept(self._mailbox), name="mailbox sweeper")
         self.tasks.spawn(forwarder.run(), name="forwarder")
@@ -405,7 +410,7 @@ class Gateway:
 
     def status(self) -> GatewayStatus:
         position = self.store.inbox_position()
-        failure = self.store.failure
+        failure = self.store.failure or (self._mailbox.failure if self._mailbox is not None else None)
         usage = self.store.payload_usage()
         return GatewayStatus(
             node_id=self.settings.node_id,

@@ -224,7 +224,7 @@ async def test_a_dead_letter_keeps_what_it_says_until_it_is_purged(desk: Desk, l
             lease_expires_at_ms=desk.clock.now_ms() + 60_000,
         )
     )
-    compacted = await desk.store.compact(now_ms=desk.clock.now_ms(), retention_events=0)
+    compacted = await desk.store.compact(desk.store.watermarks(now_ms=desk.clock.now_ms(), retention_events=0))
     assert compacted.outbox_floor_seq == last_seq
     assert desk.store.read_outbox(0).events == ()
     shown = await letters.show(event.event_id, actor="jane")

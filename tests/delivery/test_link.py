@@ -333,7 +333,7 @@ async def test_a_reader_is_told_that_what_comes_next_was_pruned_meanwhile(world:
         consumer_node_id="node-c", epoch="epoch_1", last_seq=3, updated_at_ms=now_ms, lease_expires_at_ms=now_ms + 1
     )
     await a.store.note_subscriber(other)
-    await a.store.compact(now_ms=now_ms, retention_events=0)
+    await a.store.compact(a.store.watermarks(now_ms=now_ms, retention_events=0))
     assert a.store.read_outbox(0).floor_seq == 3
     answers = [decode_frame(frame) for frame in await grant(first.through_seq)]
     assert [answer.code for answer in answers if isinstance(answer, Refused)] == ["sequence_gap"]

@@ -187,7 +187,7 @@ async def test_a_mirror_that_lost_something_is_no_liar(world: World) -> None:
         lease_expires_at_ms=now_ms + 300_000,
     )
     await a.store.note_subscriber(another)
-    assert (await a.store.compact(now_ms=now_ms, retention_events=1)).outbox_floor_seq > 2
+    assert (await a.store.compact(a.store.watermarks(now_ms=now_ms, retention_events=1))).outbox_floor_seq > 2
     await settle(Pipe(a, s), down)
     assert down.right.refusal is None
     assert "stream_broken" not in b.incidents()

@@ -51,7 +51,7 @@ async def _send(mesh: Mesh, *, to: str) -> EventId:
                 lease_expires_at_ms=now_ms + lease_ms,
             )
         )
-    await b.store.compact(now_ms=now_ms, retention_events=0)
+    await b.store.compact(b.store.watermarks(now_ms=now_ms, retention_events=0))
     assert b.store.read_outbox(0).floor_seq == b.store.head().seq > 0
     mesh.mend("node-b")
     await mesh.rest()

@@ -246,7 +246,7 @@ async def test_a_mirror_begins_with_what_its_source_has_left(world: World) -> No
     await direct.right.session.tick()
     await settle(direct)
     direct.cut()
-    await a.store.compact(now_ms=world.clock.now_ms(), retention_events=1)
+    await a.store.compact(a.store.watermarks(now_ms=world.clock.now_ms(), retention_events=1))
     assert a.store.read_outbox(0).floor_seq == 2
     pipes = Pipe(a, seed), Pipe(b, seed)
     await settle(*pipes)
@@ -537,7 +537,7 @@ async def test_a_reader_that_has_only_a_seed_gets_beyond_what_nobody_has_any_mor
         await a.send("carl")
     await settle(direct := Pipe(a, c))
     await _wait(world, 310, direct)
-    await a.store.compact(now_ms=world.clock.now_ms(), retention_events=0)
+    await a.store.compact(a.store.watermarks(now_ms=world.clock.now_ms(), retention_events=0))
     assert a.store.read_outbox(0).floor_seq == 5
     mail = await a.send("bob")
     await settle(from_a := Pipe(a, seed))

@@ -14,7 +14,8 @@ The model is Linux as SQLite's `unix` VFS uses it:
 
 - a sync makes a file's changes and its own creation durable; the first sync of a journal or WAL syncs the
   directory too, and with it every creation and deletion there;
-- a sync that fails loses what was pending, whatever a later sync says: the kernel marks the pages clean;
+- a sync that fails loses what was pending, whatever a later sync says: the kernel marks the pages clean. The next sync
+  of each other handle that was open then fails as well, once, although it does its work; later ones say yes;
 - bytes next to a write are safe (SQLITE_IOCAP_POWERSAFE_OVERWRITE), and a sector of 512 bytes is never torn.
 
 The `-shm` file has no part in it: it does not outlive the process, let alone the power.
@@ -253,13 +254,17 @@ class Disk:
             if code := self._point("sync", handle.path):
                 if self._has_power:
                     handle.content.pending.clear()
+                    for other in _handles.values():
+                        if other is not handle and other.content is handle.content:
+                            other.has_missed_failure = True
                 return code
             handle.content.sync()
             self._names[handle.path].sync(handle.content)
             if handle.syncs_directory:
                 self._sync_directory(handle.path.parent)
                 handle.syncs_directory = False
-            return apsw.SQLITE_OK
+            failed_before, handle.has_missed_failure = handle.has_missed_failure, False
+            return refusal("sync") if failed_before else apsw.SQLITE_OK
 
     def _close(self, handle: "_Handle", file: int) -> int:
         with self._lock:
@@ -496,6 +501,8 @@ class _Handle:
     base: _BaseMethods
     syncs_directory: bool
     """Whether the next sync is a journal's first, after which the `unix` VFS syncs the directory."""
+    has_missed_failure: bool = False
+    """Whether a sync of the same file by another handle has failed since this one last synced."""
 
 
 def _address(function: Any) -> int | None:

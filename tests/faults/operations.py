@@ -24,6 +24,7 @@ from agentpost.store.values import (
     PrunedPayloads,
     Settlement,
     Subscriber,
+    Watermarks,
 )
 from tests.faults import words
 from tests.faults.playing import Operation
@@ -298,9 +299,11 @@ def compact(answer: Compacted, *, limit: int) -> Operation:
         assert store._reader().value("SELECT min(seq) FROM streams") > answer.outbox_floor_seq
         assert store.read_stream(PEER, 0).floor_seq == answer.outbox_floor_seq
 
+    # Asked for by the keeper before what shares the commit was done.
+    watermarks = Watermarks(outbox_seq=answer.outbox_floor_seq, inbox_seq=answer.inbox_floor_seq)
     return Operation(
         name=f"compact to {answer.outbox_floor_seq}",
-        submit=lambda store: store.compact(now_ms=NOW_MS, retention_events=1, limit=limit),
+        submit=lambda store: store.compact(watermarks, limit=limit),
         answer=answer,
         leaves=check,
     )
@@ -376,7 +379,7 @@ def prune_inbox(*, through: int) -> Operation:
 
     return Operation(
         name=f"prune the inbox through {through}",
-        submit=lambda store: store.compact(now_ms=NOW_MS, retention_events=0),
+        submit=lambda store: store.compact(store.watermarks(now_ms=NOW_MS, retention_events=0)),
         answer=Compacted(outbox_events=0, inbox_events=through, outbox_floor_seq=0, inbox_floor_seq=through),
         leaves=check,
     )

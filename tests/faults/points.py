@@ -80,7 +80,7 @@ COMMIT_CALLS: Final = frozenset(
         ("store/restoring.py", "put_back"),
         ("store/restoring.py", "write_home"),
         # Files of their own; tests/mailboxes/test_power_loss.py cuts them, test_processes.py kills in the middle.
-        ("mailbox/worker.py", "_run_alone"),
+        ("mailbox/worker.py", "run_alone"),
         ("mailbox/worker.py", "_try_together"),
         ("store/transaction.py", "commit"),
         ("store/jobs.py", "try_together"),

@@ -1,5 +1,6 @@
 """The disk is full, or breaks, at every write of everything that the store does."""
 
+import contextlib
 import itertools
 import os
 from collections.abc import Awaitable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.ids import EventId
 from tests.faults.disk import Disk, Fault, Keep, Point
 from tests.faults.playing import Run, open_store, play
 from tests.faults.referee import Referee, Survivor, check_told, read_state
@@ -123,6 +125,40 @@ def undoes_creation(points: list[Point], before: list[Point]) -> bool:
     """
     undoing = {("truncate", DATABASE, 0), ("sync", DATABASE, 0), ("delete", JOURNAL, 0)}
     return WAL not in {point.file for point in before} and {(p.op, p.file, p.offset) for p in points} <= undoing
+
+
+@pytest.mark.req("PIPE-3")
+async def test_what_is_acknowledged_after_a_restart_is_not_behind_a_hole_in_the_log(tmp_path: Path) -> None:
+    """A sync fails, the gateway is started again on the same machine, appends more, and then the power goes."""
+    for number, keep in itertools.product(range(6), (Keep.NOTHING, Keep.TORN)):
+        home, target = tmp_path / f"home{number}{keep.value}", tmp_path / f"back{number}{keep.value}"
+        await open_store(home).close()
+        acknowledged: list[str] = []
+        syncs = itertools.count()
+        with Disk(fault=Fault.EIO, fault_at=0, only=lambda p: p.op == "sync" and next(syncs) == number) as disk:  # noqa: B023
+            for life in range(2):
+                try:
+                    store = open_store(home, vfs=disk.name)
+                except Refusal:
+                    continue
+                for each in range(3):
+                    event = message(10 * life + each)
+                    with contextlib.suppress(Refusal):
+                        await store.append([event])
+                        acknowledged.append(event.event_id)
+                if life:
+                    disk.survive(target, keep=keep, seed=number)
+                # The failing sync may be the one of its end.
+                with contextlib.suppress(Refusal):
+                    await store.close()
+            assert len(acknowledged) > 2
+            assert disk.struck
+        (target / "keys").mkdir()
+        target.chmod(0o700)
+        (target / "keys").chmod(0o700)
+        survivor = open_store(target)
+        assert [each for each in acknowledged if survivor.find_event(EventId(each)) is None] == [], (number, keep)
+        await survivor.close()
 
 
 async def test_a_failed_store_keeps_nothing_of_those_whom_it_refuses(tmp_path: Path) -> None:

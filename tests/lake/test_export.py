@@ -280,7 +280,7 @@ async def test_a_pruned_outbox_begins_at_its_floor(store: SqliteStore, lake: Pat
             consumer_node_id=PEER, epoch=EPOCH, last_seq=6, updated_at_ms=START_MS, lease_expires_at_ms=START_MS * 2
         )
     )
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
     an_exporter(lake, tmp_path / "home").export(now=True)
     (manifest,) = manifests(open_lake(str(lake)), NODE, EPOCH)
     assert (manifest.first_seq, manifest.last_seq) == (7, 10)

@@ -158,13 +158,14 @@ async def test_a_power_cut_loses_no_word_that_was_given(tmp_path: Path) -> None:
 async def test_a_power_cut_loses_no_word_that_shared_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in the worker's thread, where several words wait for one sync: none of them is given too early."""
     shared: list[int] = []
-    together = worker._try_together  # pyright: ignore[reportPrivateUsage] - whether it was the way that is shown here
+    # pyright: reportPrivateUsage=false
+    together = worker._Committer._try_together  # whether it was the way that is shown here
 
-    def counted(database: Database, jobs: list[worker._Job]) -> bool:  # pyright: ignore[reportPrivateUsage]
+    def counted(committer: worker._Committer, jobs: list[worker._Job]) -> bool:
         shared.append(len(jobs))
-        return together(database, jobs)
+        return together(committer, jobs)
 
-    monkeypatch.setattr(worker, "_try_together", counted)
+    monkeypatch.setattr(worker._Committer, "_try_together", counted)
     assert await problems_after_cuts(tmp_path, at_once=True) == []
     assert max(shared) >= 3
 

@@ -6,11 +6,14 @@ import pytest
 
 from agentpost.protocol.errors import Code
 from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.integrity import check_home
 from agentpost.store.interface import Store
-from agentpost.store.values import Appended, Compacted, InboxPosition
+from agentpost.store.values import Appended, Compacted, InboxPosition, KnownNode
 from agentpost.testing import START_MS, a_message
 from tests.store.building import (
+    EPOCH,
+    NODE,
     a_batch,
     a_change,
     a_settlement,
@@ -23,12 +26,17 @@ from tests.store.building import (
     open_sqlite,
     outbox_seqs,
     refused,
+    to_nodes,
     visible,
+)
+
+A_STRANGER = KnownNode(
+    node_id="node-z", signing_public="z", tier=NodeTier.BACKBONE, admitted_by=NODE, pinned_at_ms=START_MS
 )
 
 
 async def compact(store: Store, *, retention: int = 0, now_ms: int = START_MS, limit: int = 10_000) -> Compacted:
-    return await store.compact(now_ms=now_ms, retention_events=retention, limit=limit)
+    return await store.compact(store.watermarks(now_ms=now_ms, retention_events=retention), limit=limit)
 
 
 async def take_and_settle(store: Store, count: int, *, settled: int) -> None:
@@ -231,4 +239,68 @@ async def test_a_subscriber_is_what_it_said_last(store: Store) -> None:
 async def test_a_retention_below_nothing_is_refused(store: Store) -> None:
     """A negative retention would prune what was not read yet; it is refused."""
     with refused(Code.INVALID_FIELD):
-        await store.compact(now_ms=0, retention_events=-1)
+        await store.compact(store.watermarks(now_ms=0, retention_events=-1))
+
+
+@pytest.mark.req("PIPE-7")
+async def test_a_gateway_by_itself_prunes_what_it_has_read(store: Store) -> None:
+    """Without another node in the room the gateway's own reader is the only one: what it has not read stays."""
+    await store.append([to_nodes(a_message(number), NODE) for number in range(1, 11)])
+    assert watermark_alone(store) == 0
+    await store.accept(a_batch(through=7, source_node_id=NODE, source_epoch=EPOCH))
+    assert watermark_alone(store) == 7
+    assert watermark_alone(store, retention=3) == 4
+    assert store.watermarks(now_ms=START_MS, retention_events=0).outbox_seq == 0
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0, is_alone=True))
+    assert outbox_seqs(store)[0] == 8
+
+
+@pytest.mark.req("PIPE-7", "ROOM-6")
+async def test_a_gateway_by_itself_keeps_what_names_another_gateway(store: Store) -> None:
+    """The room may not be known yet, so an event for a gateway that has not read it stays until that is revoked."""
+    await store.append([to_nodes(a_message(1)), to_nodes(a_message(2), "node-z"), to_nodes(a_message(3))])
+    assert watermark_alone(store) == 1
+    await store.note_subscriber(a_subscriber(3, node_id="node-z"))
+    assert watermark_alone(store) == 3
+    await store.note_subscriber(a_subscriber(2, node_id="node-z", lease_expires_at_ms=START_MS))
+    assert watermark_alone(store) == 1
+    await store.pin_node(A_STRANGER)
+    assert watermark_alone(store) == 1
+    await store.revoke_node("node-z", at_ms=START_MS)
+    assert watermark_alone(store) == 3
+
+
+def watermark_alone(store: Store, *, retention: int = 0) -> int:
+    return store.watermarks(now_ms=START_MS, retention_events=retention, is_alone=True).outbox_seq
+
+
+@pytest.mark.req("PIPE-7")
+async def test_watermarks_that_were_asked_for_before_are_good_for_a_round(store: Store) -> None:
+    """What comes while a round prunes in steps stays: what is new stands behind what was asked for."""
+    await append_messages(store, 6)
+    await store.note_subscriber(a_subscriber(6))
+    watermarks = store.watermarks(now_ms=START_MS, retention_events=0)
+    assert (await store.compact(watermarks, limit=2)).outbox_floor_seq == 2
+    waiting = a_message(7)
+    await store.append([waiting], deliveries=deliveries_of(waiting, "bob"))
+    await store.note_subscriber(a_subscriber(7))
+    assert (await store.compact(watermarks, limit=100)).outbox_floor_seq == 6
+    assert outbox_seqs(store) == [7]
+
+
+@pytest.mark.req("RTY-7")
+async def test_a_purge_forgets_the_events_of_its_own_letters_only(store: Store) -> None:
+    """An event that left the outbox is kept as long as one of its deliveries is a dead letter."""
+    events = [a_message(number) for number in (1, 2)]
+    await store.append(events, deliveries=[each for event in events for each in deliveries_of(event, "bob", "eve")])
+    await store.append(
+        [],
+        changes=[a_change(event, DeliverySignal.EXPIRED, agent=agent) for event in events for agent in ("bob", "eve")],
+    )
+    await store.note_subscriber(a_subscriber(2))
+    assert (await compact(store)).outbox_floor_seq == 2
+    await store.purge_deliveries([(events[0].event_id, "bob")])
+    assert store.find_event(events[0].event_id) is not None
+    await store.purge_deliveries([(events[0].event_id, "eve")])
+    assert store.find_event(events[0].event_id) is None
+    assert store.find_event(events[1].event_id) is not None

@@ -273,6 +273,17 @@ async def test_the_audit_of_a_session_and_of_a_conversation(store: Store) -> Non
     assert store.audit_of(session_id="ses_9") == []
 
 
+@pytest.mark.req("OBS-10")
+async def test_a_page_of_a_conversation_within_a_session_is_full(store: Store) -> None:
+    """A limit counts what was asked for, not what else happened in the session; pages follow each other."""
+    entries = [an_entry(f"step {n}", session_id="ses_1", corr_id=f"corr_{n % 50}") for n in range(150)]
+    await store.record_audit([*entries, an_entry("elsewhere", session_id="ses_2", corr_id="corr_49")])
+    page = store.audit_of(session_id="ses_1", corr_id="corr_49", limit=2)
+    assert [entry.action for entry in page] == ["step 49", "step 99"]
+    rest = store.audit_of(session_id="ses_1", corr_id="corr_49", limit=2, after_id=page[-1].id)
+    assert [entry.action for entry in rest] == ["step 149"]
+
+
 @pytest.mark.req("EXT-4")
 async def test_it_is_all_there_after_a_restart(home: Path) -> None:
     """Sessions, spent tokens and keys: what was answered is on the disk."""

@@ -81,7 +81,7 @@ async def test_a_conversation_is_found_by_its_id(filled: Store) -> None:
 async def test_what_was_pruned_is_not_shown(filled: Store) -> None:
     """An event that has left the inbox is in no list, though the ledger still knows it."""
     await filled.settle(a_settlement(FIRST))
-    await filled.compact(now_ms=START_MS, retention_events=0)
+    await filled.compact(filled.watermarks(now_ms=START_MS, retention_events=0))
     assert seqs(filled.inbox_items("ada")) == [3, 4, 5, 6]
     assert filled.inbox_item(FIRST.event_id, "ada") is None
     assert filled.inbox_by_corr(FIRST.corr_id) == []

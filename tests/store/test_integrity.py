@@ -89,7 +89,7 @@ async def test_a_pruned_home_is_whole(filled: Path) -> None:
     """After a compaction the check begins where the outbox does."""
     store = open_sqlite(filled)
     await store.note_subscriber(a_subscriber(6))
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
     await store.close()
     report = check_home(filled)
     assert report.problems == ()
@@ -110,7 +110,7 @@ async def with_streams(home: Path) -> Path:
     store = open_sqlite(home)
     await store.append([to_nodes(a_message(number), "node-b", "node-c") for number in range(1, 5)])
     await store.note_subscriber(a_subscriber(1))
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
     await store.close()
     return home
 
@@ -189,7 +189,7 @@ async def test_a_check_beside_a_running_gateway_is_not_misled_by_a_compaction(
     pruned: list[int] = []
 
     async def compact() -> int:
-        return (await store.compact(now_ms=START_MS, retention_events=0)).outbox_events
+        return (await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))).outbox_events
 
     def prune(_done: int, _total: int) -> None:
         pruned.append(asyncio.run_coroutine_threadsafe(compact(), loop).result())

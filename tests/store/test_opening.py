@@ -254,7 +254,7 @@ async def test_a_closed_store_refuses_everything(store: Store) -> None:
         lambda: store.raise_incident(Incident(kind="any", subject="any", at_ms=1)),
         lambda: store.close_incident("any", "any", at_ms=1),
         lambda: store.note_subscriber(a_subscriber(1)),
-        lambda: store.compact(now_ms=1, retention_events=1),
+        lambda: store.compact(store.watermarks(now_ms=1, retention_events=1)),
         lambda: store.remember_once("nonce", "abc", now_ms=1, expires_at_ms=2),
         lambda: store.record_audit([]),
         lambda: store.put_chunk("0" * 64, 0, b""),

@@ -152,7 +152,7 @@ async def test_after_a_compaction_the_floor_tells_readers_what_is_gone(store: St
     """A reader that asks for pruned events sees where the outbox begins now."""
     events = await append_messages(store, 10)
     await store.note_subscriber(a_subscriber(10))
-    await store.compact(now_ms=START_MS, retention_events=4)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=4))
     slice_ = store.read_outbox(0)
     assert slice_.floor_seq == 6
     assert [stored.seq for stored in slice_.events] == [7, 8, 9, 10]

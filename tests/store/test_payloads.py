@@ -70,7 +70,7 @@ async def stays(store: Store) -> bool:
 async def forget_streams(store: Store) -> None:
     """The one reader has read everything; nothing is kept beyond what is needed."""
     await store.note_subscriber(a_subscriber(store.head().seq))
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
 
 
 @pytest.mark.req("PIPE-7")
@@ -165,7 +165,7 @@ async def test_the_inbox_needs_the_payloads_of_its_events(store: Store) -> None:
     await store.settle(a_settlement(event, events=()))
     assert await stays(store)
     await forget_streams(store)
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
     assert store.inbox_items("ada") == []
     assert not await stays(store)
 

@@ -41,7 +41,7 @@ async def test_a_backup_begins_a_new_epoch(tmp_path: Path) -> None:
             consumer_node_id=PEER, epoch=EPOCH, last_seq=8, updated_at_ms=START_MS, lease_expires_at_ms=START_MS * 2
         )
     )
-    await store.compact(now_ms=START_MS, retention_events=5)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=5))
     before = store.read_outbox(0)
     await store.close()
     assert before.floor_seq == 3

@@ -327,7 +327,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(now=st.integers(0, 20), retention=st.integers(0, 3), limit=st.integers(0, 5))
     def compact(self, now: int, retention: int, limit: int) -> None:
-        self._both(lambda store: store.compact(now_ms=now, retention_events=retention, limit=limit))
+        self._both(lambda store: store.compact(store.watermarks(now_ms=now, retention_events=retention), limit=limit))
 
     @rule(
         numbers=st.lists(THEIR_NUMBERS, min_size=1, max_size=4), settled=st.integers(0, 4), retention=st.integers(0, 2)
@@ -341,7 +341,7 @@ class TwoStores(RuleBasedStateMachine):
         for event in events[:settled]:
             self._both(lambda store, event=event: store.settle(a_settlement(event)))
         self._both(lambda store: store.note_subscriber(a_subscriber(store.head().seq)))
-        self._both(lambda store: store.compact(now_ms=20, retention_events=retention))
+        self._both(lambda store: store.compact(store.watermarks(now_ms=20, retention_events=retention)))
 
     @rule(value=st.sampled_from("abc"), now=TIMES, lives=TIMES)
     def remember(self, value: str, now: int, lives: int) -> None:

@@ -194,10 +194,10 @@ async def test_a_pruned_stream_goes_on_where_it_was(store: Store) -> None:
     await store.append([for_nodes(1, PEER), for_nodes(2, "node-c"), for_nodes(3, PEER, "node-c"), for_nodes(4)])
     before = {node: store.read_stream(node, 0) for node in (PEER, "node-c")}
     await store.note_subscriber(a_subscriber(4))
-    await store.compact(now_ms=START_MS, retention_events=2)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=2))
     part = store.read_stream("node-c", 0)
     assert (seqs(part), part.floor_seq, part.chain) == ([3], 2, before["node-c"].chain)
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
     for node in (PEER, "node-c"):
         part = store.read_stream(node, 0)
         assert (seqs(part), part.floor_seq, part.last_event_seq, part.through_seq) == ([], 3, 3, 4)
@@ -211,7 +211,7 @@ async def test_the_floor_of_a_stream_is_the_last_event_that_its_reader_cannot_ge
     """A reader that was away while others' events were pruned has missed nothing."""
     await store.append([for_nodes(1, PEER), *(for_nodes(number, "node-c") for number in range(2, 8))])
     await store.note_subscriber(a_subscriber(7))
-    await store.compact(now_ms=START_MS, retention_events=1)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=1))
     assert [store.read_stream(node, 0).floor_seq for node in (PEER, "node-c", "node-z")] == [1, 6, 0]
 
 
@@ -220,11 +220,11 @@ async def test_local_mail_that_was_not_read_is_not_pruned(store: Store) -> None:
     """The own stream has a cursor like any other, and what lies beyond it stays, whatever other readers have read."""
     await store.append([for_nodes(1), for_nodes(2, NODE), for_nodes(3), for_nodes(4, NODE)])
     await store.note_subscriber(a_subscriber(4))
-    assert (await store.compact(now_ms=START_MS, retention_events=0)).outbox_floor_seq == 1
+    assert (await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))).outbox_floor_seq == 1
     await store.accept(a_batch(source_node_id=NODE, source_epoch=store.epoch, after=0, through=3))
-    assert (await store.compact(now_ms=START_MS, retention_events=0)).outbox_floor_seq == 3
+    assert (await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))).outbox_floor_seq == 3
     await store.accept(a_batch(source_node_id=NODE, source_epoch=store.epoch, after=3, through=4))
-    assert (await store.compact(now_ms=START_MS, retention_events=0)).outbox_floor_seq == 4
+    assert (await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))).outbox_floor_seq == 4
 
 
 @pytest.mark.req("PIPE-3")
@@ -233,7 +233,7 @@ async def test_streams_go_on_after_a_restart(home: Path) -> None:
     store = open_sqlite(home)
     await store.append([for_nodes(1, PEER), for_nodes(2, "node-c")])
     await store.note_subscriber(a_subscriber(1))
-    await store.compact(now_ms=START_MS, retention_events=0)
+    await store.compact(store.watermarks(now_ms=START_MS, retention_events=0))
     ends = {node: store.read_stream(node, 2).chain for node in (PEER, "node-c")}
     await store.close()
 

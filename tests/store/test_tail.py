@@ -62,7 +62,8 @@ async def test_what_a_feed_is_given_is_what_stands_in_the_file(
         if chance.random() < 0.1:
             last_seq = sqlite_store.head().seq
             await sqlite_store.note_subscriber(a_subscriber(last_seq))
-            await sqlite_store.compact(now_ms=START_MS, retention_events=chance.randint(0, 30))
+            retention = chance.randint(0, 30)
+            await sqlite_store.compact(sqlite_store.watermarks(now_ms=START_MS, retention_events=retention))
         for _ in range(5):
             after_seq = max(sqlite_store.head().seq - chance.randint(-1, 50), 0)
             limit, max_bytes = chance.randint(1, 20), chance.choice([1, 2_000, 1 << 20])

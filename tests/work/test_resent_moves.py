@@ -72,7 +72,7 @@ async def compact(store: Store, now_ms: int) -> None:
             lease_expires_at_ms=now_ms + 60_000,
         )
     )
-    await store.compact(now_ms=now_ms, retention_events=0)
+    await store.compact(store.watermarks(now_ms=now_ms, retention_events=0))
 
 
 async def resend(node: Node, event_id: EventId | None = None) -> Resent:

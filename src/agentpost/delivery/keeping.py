@@ -19,7 +19,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
-from agentpost.store.values import Cursor, MirrorPosition
+from agentpost.store.values import Cursor, MirrorPosition, Watermarks
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
@@ -150,10 +150,9 @@ class Keeper:
         return replace(kept, settled=settled, mirrored=mirrored, payloads=await self._prune_payloads())
 
     async def _compact(self, kept: Kept) -> Kept:
+        watermarks = self._watermarks()
         while True:
-            step = await self._store.compact(
-                now_ms=self._clock.now_ms(), retention_events=self._policy.retention_events, limit=self._step()
-            )
+            step = await self._store.compact(watermarks, limit=_STEP)
             if not step.outbox_events and not step.inbox_events:
                 return kept
             kept = replace(
@@ -162,11 +161,16 @@ class Keeper:
                 inbox_events=kept.inbox_events + step.inbox_events,
             )
 
-    def _step(self) -> int:
+    def _watermarks(self) -> Watermarks:
+        watermarks = self._store.watermarks(
+            now_ms=self._clock.now_ms(),
+            retention_events=self._policy.retention_events,
+            is_alone=not self._room.snapshot().nodes.keys() - {self._store.node_id},
+        )
         held_after = self._held_after(self._store.node_id, self._store.epoch)
         if held_after is None:
-            return _STEP
-        return max(min(held_after - self._store.read_outbox(0, limit=1).floor_seq, _STEP), 0)
+            return watermarks
+        return replace(watermarks, outbox_seq=min(watermarks.outbox_seq, held_after))
 
     async def _prune_settled(self) -> int:
         # RTY-3: what the ledger has forgotten is no repeat any more, so it remembers for as long as repeats can come.

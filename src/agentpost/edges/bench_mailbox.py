@@ -34,6 +34,8 @@ _HTTP_CLIENTS: Final = 16
 _HTTP_ROUNDS: Final = 24
 _OPERATIONS: Final = 200
 _SMALL: Final = 100
+# About as often as the mailbox does it.
+_RAW_CHECKPOINT_EVERY: Final = 1_000
 # A day is not enough where a million messages have to be made first on a slow machine.
 _POLICY: Final = MailboxPolicy(ttl_seconds=10 * 86_400, in_flight_timeout_seconds=86_400)
 
@@ -88,6 +90,8 @@ def _raw_commits(path: Path) -> float:
     def add(first: int) -> None:
         for number in range(first, first + _SINGLE):
             database.run("INSERT INTO raw VALUES (?, ?)", (number, body))
+            if number % _RAW_CHECKPOINT_EVERY == 0:
+                database.checkpoint()
 
     # Once around, because a log that grows is slower than one that is written over.
     database.sync_commits(False)

@@ -56,8 +56,12 @@ class FileMailbox:
         chance: Chance | None = None,
         blocking: bool = False,
         vfs: str | None = None,
+        on_failure: Callable[[Refusal], None] | None = None,
     ) -> Self:
         """Open a mailbox file, or make one that only its owner can read.
+
+        If the disk fails, every call is refused from then on: close the mailbox, and open it again. `on_failure` is
+        called once, from any thread, when that happens.
 
         With `blocking` each call runs in the caller's thread: quicker for a program that makes one call after the
         other and has nothing else to do meanwhile, because its event loop stands still until the disk has it.
@@ -72,10 +76,11 @@ class FileMailbox:
         database = Database.open_shared(path, FileKind.MAILBOX, busy_timeout_ms=_LONGEST_WAIT_MS, vfs=vfs)
         try:
             database.migrate(migrations("agentpost.mailbox"))
+            database.renew_log()
         except BaseException:
             database.abandon()
             raise
-        worker = Blocking(database) if blocking else WorkerThread(database)
+        worker = Blocking(database, on_failure) if blocking else WorkerThread(database, on_failure)
         return cls(
             database,
             worker,
@@ -238,9 +243,18 @@ class FileMailbox:
         # The time is that of the transaction, so that who comes later is later.
         return self._worker.run(lambda: work(self._clock.now_ms()), must_last=must_last, begins=begins)
 
+    @property
+    def failure(self) -> Refusal | None:
+        """Why every call is refused, if the disk has failed."""
+        return self._worker.failure
+
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.stop)
-        self._database.close()
+        if self._worker.failure is None:
+            self._database.close()
+        else:
+            # Not one write more: whoever opens the file next finds out what is in it.
+            self._database.abandon()
 
 
 def _tell(news: "asyncio.Future[None]") -> None:

@@ -24,9 +24,12 @@ def audit_of(
     database: Database, *, session_id: str | None, corr_id: str | None, after_id: int, limit: int
 ) -> list[AuditEntry]:
     if session_id is None:
-        return [_entry(row) for row in database.rows(SQL.audit_of_corr, (corr_id, after_id, limit))]
-    found = (_entry(row) for row in database.rows(SQL.audit_of_session, (session_id, after_id, limit)))
-    return [entry for entry in found if corr_id is None or entry.corr_id == corr_id]
+        rows = database.rows(SQL.audit_of_corr, (corr_id, after_id, limit))
+    elif corr_id is None:
+        rows = database.rows(SQL.audit_of_session, (session_id, after_id, limit))
+    else:
+        rows = database.rows(SQL.audit_of_session_and_corr, (corr_id, session_id, after_id, limit))
+    return [_entry(row) for row in rows]
 
 
 def _entry(row: Row) -> AuditEntry:

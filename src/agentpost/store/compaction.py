@@ -3,16 +3,38 @@
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.database import Database
 from agentpost.store.inbox import inbox_position
+from agentpost.store.outbox import head
 from agentpost.store.queries import SQL
 from agentpost.store.rules import inbox_watermark, outbox_watermark
-from agentpost.store.streams import oldest_unread, prune_streams
+from agentpost.store.streams import first_for_others, oldest_unread, prune_streams
 from agentpost.store.transaction import Transaction
-from agentpost.store.values import PIPELINE_WATERMARK, Compacted, Subscriber
+from agentpost.store.values import PIPELINE_WATERMARK, Compacted, Subscriber, Watermarks
 
-__all__ = ["compact", "note_subscriber", "prune_settled", "subscribers"]
+__all__ = ["compact", "note_subscriber", "prune_settled", "subscribers", "watermarks"]
 
 
-def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> Compacted:
+def watermarks(
+    database: Database, *, node_id: str, epoch: str, now_ms: int, retention_events: int, is_alone: bool
+) -> Watermarks:
+    """How far both streams may be pruned."""
+    alone_through = None
+    if is_alone:
+        named = first_for_others(database, node_id, besides=[row[0] for row in database.rows(SQL.revoked_nodes)])
+        alone_through = head(database).seq if named is None else named - 1
+    outbox_seq = outbox_watermark(
+        _bounds(database),
+        epoch=epoch,
+        now_ms=now_ms,
+        retention_events=retention_events,
+        oldest_unaccepted=database.value(SQL.oldest_unaccepted_seq),
+        oldest_unread=oldest_unread(database, node_id),
+        alone_through=alone_through,
+    )
+    acked_seq = inbox_position(database).acked_seq
+    return Watermarks(outbox_seq=outbox_seq, inbox_seq=inbox_watermark(acked_seq, retention_events=retention_events))
+
+
+def compact(tx: Transaction, watermarks: Watermarks, limit: int) -> Compacted:
     """Prune up to the watermarks, at most `limit` events of each stream."""
     tx.flush()
     gateway = tx.database.row(SQL.gateway)
@@ -20,15 +42,7 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
         raise Refusal(Code.STORAGE_CORRUPT, "the database does not say which node it belongs to")
     outbox_floor, inbox_floor = gateway[2], gateway[4]
 
-    watermark = outbox_watermark(
-        _bounds(tx.database),
-        epoch=tx.epoch,
-        now_ms=now_ms,
-        retention_events=retention_events,
-        oldest_unaccepted=tx.database.value(SQL.oldest_unaccepted_seq),
-        oldest_unread=oldest_unread(tx.database, tx.node_id),
-    )
-    outbox_through = min(watermark, outbox_floor + limit, tx.seq)
+    outbox_through = min(watermarks.outbox_seq, outbox_floor + limit, tx.seq)
     if outbox_through > outbox_floor:
         # The chain value of the last pruned event is what the first kept one builds on.
         chain = tx.database.value(SQL.outbox_chain_at, (outbox_through,))
@@ -37,8 +51,7 @@ def compact(tx: Transaction, now_ms: int, retention_events: int, limit: int) -> 
         tx.database.run(SQL.prune_outbox, (outbox_through,))
         prune_streams(tx.database, outbox_through)
 
-    acked_seq = inbox_position(tx.database).acked_seq
-    inbox_through = min(inbox_watermark(acked_seq, retention_events=retention_events), inbox_floor + limit)
+    inbox_through = min(watermarks.inbox_seq, inbox_floor + limit)
     if inbox_through > inbox_floor:
         tx.database.run(SQL.move_inbox_floor, (inbox_through,))
         tx.database.run(SQL.prune_inbox, (inbox_through,))

@@ -29,7 +29,14 @@ _OLDEST_SQLITE: Final = (3, 51, 3)
 _BUSY_TIMEOUT_MS: Final = 5_000
 _RETRY_SECONDS: Final = 0.005
 _LOG_BYTES_KEPT: Final = 64 * 1024 * 1024
-_SHARED_CHECKPOINT_PAGES: Final = 2_000
+# The log of SQLite: a header, and frames of a header and a page. Both headers have two salts that say what belongs
+# together, at these places.
+_LOG_HEADER_BYTES: Final = 32
+_FRAME_HEADER_BYTES: Final = 24
+_SALTS_OF_LOG: Final = slice(16, 24)
+_SALTS_OF_FRAME: Final = slice(8, 16)
+# SQLite's own writes of 128 KiB and more would fail.
+_RENEWED_AT_ONCE: Final = 64 * 1024
 
 _SYNC: Final = "PRAGMA synchronous = FULL"
 _NO_SYNC: Final = "PRAGMA synchronous = NORMAL"
@@ -92,8 +99,6 @@ class Database:
         try:
             database._prepare(path, "FULL", busy_timeout_ms=busy_timeout_ms)
             with translated:
-                # Nobody owns the file, so whoever makes its log long moves it over.
-                connection.wal_autocheckpoint(_SHARED_CHECKPOINT_PAGES)
                 # One plan for each statement: without this, SQLite makes a new one whenever a value is bound that an
                 # index with a condition might care about, and that takes longer than the statement itself.
                 connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
@@ -277,6 +282,50 @@ class Database:
         with translated:
             pages, moved = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         return pages - moved
+
+    def renew_log(self) -> None:
+        """Write the log anew and make it durable, then move it into the file: for a file that was just opened, before
+        anything that is added to it counts as durable.
+
+        A sync of an earlier process may have failed. Then the kernel has dropped from the disk, but not from what it
+        shows us, part of the log; commits behind that hole would be synced, and lost with the power all the same.
+        """
+        with translated:
+            pages, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        if pages <= 0:
+            return
+        # So that no other process writes the log meanwhile.
+        self.begin()
+        try:
+            with translated:
+                self._rewrite_log(pages)
+        finally:
+            self.rollback()
+        try:
+            self.checkpoint()
+        except Refusal as refusal:
+            # The log is durable now, and that is enough: the disk is full, or another process moves it already.
+            if refusal.code not in (Code.STORAGE_FULL, Code.UNAVAILABLE):
+                raise
+
+    def _rewrite_log(self, pages: int) -> None:
+        frame_bytes = _FRAME_HEADER_BYTES + self._connection.pragma("page_size")
+        flags = [apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_WAL, 0]
+        log = apsw.VFSFile(self._connection.open_vfs, self._connection.filename_wal, flags)
+        try:
+            size = log.xFileSize()
+            if size < _LOG_HEADER_BYTES:
+                return
+            salts = log.xRead(_LOG_HEADER_BYTES, 0)[_SALTS_OF_LOG]
+            end = min(_LOG_HEADER_BYTES + pages * frame_bytes, size)
+            # What others have added since the pages were counted.
+            while end + frame_bytes <= size and log.xRead(_FRAME_HEADER_BYTES, end)[_SALTS_OF_FRAME] == salts:
+                end += frame_bytes
+            for at in range(0, end, _RENEWED_AT_ONCE):
+                log.xWrite(log.xRead(min(_RENEWED_AT_ONCE, end - at), at), at)
+            log.xSync(apsw.SQLITE_SYNC_NORMAL)
+        finally:
+            log.xClose()
 
     def copy_to(self, target: Path) -> None:
         """A consistent, compacted copy as of now, durable when this returns. Readers and the writer go on meanwhile."""

@@ -172,7 +172,7 @@ def purge(tx: Transaction, pairs: Sequence[tuple[EventId, str]]) -> int:
     before = tx.database.changed_rows()
     tx.database.run_many(SQL.purge_delivery, pairs)
     purged = tx.database.changed_rows() - before
-    tx.database.run(SQL.forget_dead_letter_events)
+    tx.database.run_many(SQL.forget_dead_letter_event, [(event_id,) for event_id, _ in pairs])
     return purged
 
 

@@ -45,6 +45,7 @@ from agentpost.store.values import (
     Subscriber,
     TaskEntry,
     TasksRebuilt,
+    Watermarks,
 )
 
 __all__ = ["Store"]
@@ -285,8 +286,15 @@ class Store(ExternalStore, Protocol):
 
     def subscribers(self) -> list[Subscriber]: ...
 
-    def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> Awaitable[Compacted]:
-        """Prune what nobody needs (PIPE-7, PIPE-8), at most `limit` events of each stream."""
+    def watermarks(self, *, now_ms: int, retention_events: int, is_alone: bool = False) -> Watermarks:
+        """How far both streams may be pruned (PIPE-7, PIPE-8). They only move up, so they are asked for once a round.
+
+        `is_alone` says that the room has no other node. Then this gateway itself is the only reader of its outbox.
+        """
+        ...
+
+    def compact(self, watermarks: Watermarks, *, limit: int = 10_000) -> Awaitable[Compacted]:
+        """Prune both streams up to their watermarks, at most `limit` events of each."""
         ...
 
     def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> Awaitable[int]:

@@ -10,7 +10,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_inbox import MemoryInbox
 from agentpost.store.payload_rules import KnownPayload, judge_payloads
-from agentpost.store.values import PIPELINE_WATERMARK, Compacted, PrunedPayloads, Subscriber, TasksRebuilt
+from agentpost.store.values import PIPELINE_WATERMARK, Compacted, PrunedPayloads, Subscriber, TasksRebuilt, Watermarks
 
 __all__ = ["MemoryStore"]
 
@@ -37,22 +37,26 @@ class MemoryStore(MemoryInbox):
         self._check_open()
         return [self._subscribers[key] for key in sorted(self._subscribers) if key != PIPELINE_WATERMARK]
 
-    async def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> Compacted:
-        watermark = rules.outbox_watermark(
+    def watermarks(self, *, now_ms: int, retention_events: int, is_alone: bool = False) -> Watermarks:
+        outbox_seq = rules.outbox_watermark(
             self._subscribers.values(),
             epoch=self._epoch,
             now_ms=now_ms,
             retention_events=retention_events,
             oldest_unaccepted=self._oldest_unaccepted_seq(),
             oldest_unread=self._oldest_unread(),
+            alone_through=self._alone_through() if is_alone else None,
         )
+        acked_seq = self.inbox_position().acked_seq
+        inbox_seq = rules.inbox_watermark(acked_seq, retention_events=retention_events)
+        return Watermarks(outbox_seq=outbox_seq, inbox_seq=inbox_seq)
+
+    async def compact(self, watermarks: Watermarks, *, limit: int = 10_000) -> Compacted:
         outbox_floor_seq = self._outbox_floor.seq
-        outbox_events = max(min(watermark, outbox_floor_seq + limit, self.head().seq) - outbox_floor_seq, 0)
+        outbox_events = max(min(watermarks.outbox_seq, outbox_floor_seq + limit, self.head().seq) - outbox_floor_seq, 0)
         self._prune_outbox(outbox_events)
 
-        acked_seq = self.inbox_position().acked_seq
-        watermark = rules.inbox_watermark(acked_seq, retention_events=retention_events)
-        inbox_events = max(min(watermark, self._inbox_floor_seq + limit) - self._inbox_floor_seq, 0)
+        inbox_events = max(min(watermarks.inbox_seq, self._inbox_floor_seq + limit) - self._inbox_floor_seq, 0)
         self._prune_inbox(inbox_events)
 
         return Compacted(
@@ -61,6 +65,11 @@ class MemoryStore(MemoryInbox):
             outbox_floor_seq=self._outbox_floor.seq,
             inbox_floor_seq=self._inbox_floor_seq,
         )
+
+    def _alone_through(self) -> int:
+        revoked = {node.node_id for node in self.known_nodes() if node.revoked_at_ms is not None}
+        first = self._streams.first_besides({self._node_id, *revoked})
+        return self.head().seq if first is None else first - 1
 
     def _oldest_unread(self) -> int | None:
         own = self.cursor(self._node_id)

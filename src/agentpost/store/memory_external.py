@@ -140,8 +140,8 @@ class MemoryExternal(MemoryNotes):
         found = self.audit_log(after_id=after_id, limit=1 << 30)
         if session_id is None:
             return [entry for entry in found if entry.corr_id == corr_id][:limit]
-        of_session = [entry for entry in found if entry.session_id == session_id][:limit]
-        return [entry for entry in of_session if corr_id in (None, entry.corr_id)]
+        of_session = [entry for entry in found if entry.session_id == session_id]
+        return [entry for entry in of_session if corr_id in (None, entry.corr_id)][:limit]
 
     def _forget_refresh_tokens(self, now_ms: int) -> None:
         kept = {key: token for key, token in self._refresh_tokens.items() if token.expires_at_ms > now_ms}

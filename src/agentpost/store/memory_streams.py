@@ -1,7 +1,7 @@
 """The streams of the outbox in memory: for each gateway that reads it, the seqs of its events and their chain."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.heads import next_chain
@@ -36,6 +36,11 @@ class MemoryStreams:
     def after(self, node_id: str, after_seq: int) -> list[Head]:
         heads = self._streams.get(node_id, [])
         return heads[bisect_right(heads, after_seq, key=lambda head: head.seq) :]
+
+    def first_besides(self, node_ids: Collection[str]) -> int | None:
+        """The first event that is kept and is in the stream of another gateway than these."""
+        heads = [head for node_id in self._streams.keys() - node_ids for head in self.after(node_id, 0)[:1]]
+        return min((head.seq for head in heads), default=None)
 
     def end(self, node_id: str) -> Head:
         heads = self._streams.get(node_id)

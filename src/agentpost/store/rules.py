@@ -239,12 +239,14 @@ def outbox_watermark(
     retention_events: int,
     oldest_unaccepted: int | None,
     oldest_unread: int | None,
+    alone_through: int | None = None,
 ) -> int:
     """The last outbox seq that may be pruned (PIPE-7), 0 for none.
 
-    With no active subscriber nothing is pruned: nobody has shown that the events were read. An event that may have to
-    be sent again stays (PIPE-8), and so does local mail that this gateway itself has not read. The watermark of the
-    pipeline can only make it less.
+    With no active subscriber nothing is pruned: no peer has shown that it has read the events. Only a gateway by itself
+    needs no such proof for what names no other gateway (`alone_through`). An event that may have to be sent again stays
+    (PIPE-8), and so does local mail that this gateway itself has not read. The watermark of the pipeline can only make
+    it less.
     """
     if retention_events < 0:
         raise Refusal(Code.INVALID_FIELD, "the retention must not be negative", field="retentionEvents")
@@ -252,9 +254,14 @@ def outbox_watermark(
         s.consumer_node_id: s.last_seq for s in subscribers if s.lease_expires_at_ms > now_ms and s.epoch == epoch
     }
     bound = active.pop(PIPELINE_WATERMARK, None)
-    if not active:
+    if active:
+        read_through = min(active.values())
+    elif alone_through is not None:
+        # Its own reader is the one that counts.
+        read_through = alone_through if oldest_unread is None else min(alone_through, oldest_unread - 1)
+    else:
         return 0
-    watermark = min(active.values()) - retention_events
+    watermark = read_through - retention_events
     if bound is not None:
         watermark = min(watermark, bound)
     for oldest in (oldest_unaccepted, oldest_unread):

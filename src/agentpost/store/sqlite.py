@@ -67,6 +67,7 @@ from agentpost.store.values import (
     Subscriber,
     TaskEntry,
     TasksRebuilt,
+    Watermarks,
 )
 from agentpost.store.writer import Writer
 
@@ -119,6 +120,8 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
             database = Database.open_writer(home.database, vfs=vfs, synchronous=synchronous)
             try:
                 database.migrate()
+                if synchronous == "FULL":
+                    database.renew_log()
                 _claim(database, node_id=node_id, epoch=epoch, now_ms=now_ms)
                 return cls(home, database, vfs=vfs, on_failure=on_failure)
             except BaseException:
@@ -352,8 +355,18 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def subscribers(self) -> list[Subscriber]:
         return compaction.subscribers(self._reader())
 
-    def compact(self, *, now_ms: int, retention_events: int, limit: int = 10_000) -> "asyncio.Future[Compacted]":
-        compacted = self._writer.submit(lambda tx: compaction.compact(tx, now_ms, retention_events, limit))
+    def watermarks(self, *, now_ms: int, retention_events: int, is_alone: bool = False) -> Watermarks:
+        return compaction.watermarks(
+            self._reader(),
+            node_id=self._node_id,
+            epoch=self._epoch,
+            now_ms=now_ms,
+            retention_events=retention_events,
+            is_alone=is_alone,
+        )
+
+    def compact(self, watermarks: Watermarks, *, limit: int = 10_000) -> "asyncio.Future[Compacted]":
+        compacted = self._writer.submit(lambda tx: compaction.compact(tx, watermarks, limit))
         # The first to hear of it: whoever awaits it finds nothing any more that was pruned.
         compacted.add_done_callback(self._forget_tail)
         return compacted

@@ -3,7 +3,7 @@
 Knows nothing of who reads, or how: a link, the own node for its local mail, or a mirror.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from agentpost.store.database import Database
@@ -11,7 +11,15 @@ from agentpost.store.outbox import head
 from agentpost.store.queries import SQL
 from agentpost.store.values import CHAIN_START, Head, StreamEvent, StreamSlice
 
-__all__ = ["extend_streams", "oldest_unread", "prune_streams", "read_stream", "stream_end", "stream_floor"]
+__all__ = [
+    "extend_streams",
+    "first_for_others",
+    "oldest_unread",
+    "prune_streams",
+    "read_stream",
+    "stream_end",
+    "stream_floor",
+]
 
 _ROWS_A_READ: Final = 64
 
@@ -83,6 +91,12 @@ def oldest_unread(database: Database, node_id: str) -> int | None:
     """The first event of a stream that this gateway itself has not read: only the own stream has a cursor here."""
     cursor = database.row(SQL.cursor, (node_id,))
     return database.value(SQL.next_in_stream, (node_id, cursor[2] if cursor else 0))
+
+
+def first_for_others(database: Database, node_id: str, *, besides: Collection[str]) -> int | None:
+    """The first event that is kept and names another gateway, apart from those of `besides`; None if none does."""
+    others = [row[0] for row in database.rows(SQL.stream_readers) if row[0] != node_id and row[0] not in besides]
+    return min((database.value(SQL.next_in_stream, (each, 0)) for each in others), default=None)
 
 
 def prune_streams(database: Database, through_seq: int) -> None:

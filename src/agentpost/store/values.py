@@ -49,6 +49,7 @@ __all__ = [
     "Subscriber",
     "TaskEntry",
     "TasksRebuilt",
+    "Watermarks",
 ]
 
 CHAIN_START: Final = bytes(32)
@@ -374,6 +375,13 @@ class InboxPosition(Struct, frozen=True, kw_only=True):
 
     latest_seq: int
     acked_seq: int
+
+
+class Watermarks(Struct, frozen=True, kw_only=True):
+    """How far both streams may be pruned; 0 for not at all."""
+
+    outbox_seq: int
+    inbox_seq: int
 
 
 class Compacted(Struct, frozen=True, kw_only=True):

@@ -45,10 +45,15 @@ async def _serve(file: Path, socket: Path | None, http: str | None, output: Form
     from agentpost.edges.mailbox.unix import serve_unix
 
     stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stopping.set)
+
+    def on_failure(_: Refusal) -> None:
+        loop.call_soon_threadsafe(stopping.set)
+
     async with AsyncExitStack() as stack:
-        mailbox = await stack.enter_async_context(FileMailbox.open(file))
+        mailbox = await stack.enter_async_context(FileMailbox.open(file, on_failure=on_failure))
         tasks = TaskOwner("mailbox")
         stack.push_async_callback(tasks.close)
         tasks.spawn(keep_swept(mailbox), name="sweeper")
@@ -65,6 +70,8 @@ async def _serve(file: Path, socket: Path | None, http: str | None, output: Form
         await stopping.wait()
         # Who waits for a message would hold up the end.
         mailbox.release()
+    if mailbox.failure is not None:
+        raise mailbox.failure
 
 
 def _tell_where(served: dict[str, str], output: Format) -> None:

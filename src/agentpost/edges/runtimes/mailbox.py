@@ -41,20 +41,25 @@ class MailboxRuntime:
 
     def __init__(self, options: MailboxOptions, *, clock: Clock) -> None:
         self._options = options
+        self._file = Path(options.file).expanduser()
         self._clock = clock
         self._opened: FileMailbox | None = None
         self._released = asyncio.Event()
         self.max_concurrent = options.max_concurrent
 
-    def _mailbox(self) -> FileMailbox:
+    async def _mailbox(self) -> FileMailbox:
+        if self._opened is not None and self._opened.failure is not None:
+            # Its disk failed: what is in the file shows when it is opened again.
+            failed, self._opened = self._opened, None
+            await failed.close()
         if self._opened is None:
-            self._opened = FileMailbox.open(Path(self._options.file).expanduser(), clock=self._clock)
+            self._opened = FileMailbox.open(self._file, clock=self._clock)
         return self._opened
 
     async def engage(self, engagement: Engagement) -> Result:
         message = _message(engagement, self._options.session or engagement.to_agent_id)
         try:
-            mailbox = self._mailbox()
+            mailbox = await self._mailbox()
             await mailbox.enqueue(message)
             return await self._outcome(mailbox, message)
         except Refusal as refusal:

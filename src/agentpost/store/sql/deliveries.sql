@@ -34,7 +34,8 @@ FROM deliveries WHERE due_at_ms <= ? ORDER BY due_at_ms, event_id, to_agent_id L
 SELECT due_at_ms FROM deliveries WHERE due_at_ms IS NOT NULL ORDER BY due_at_ms LIMIT 1
 
 -- name: oldest_unaccepted_seq
-SELECT min(seq) FROM deliveries WHERE state IN ('Emitted', 'RetryPending')
+-- Its own index: SQLite would rather look through the index of all states.
+SELECT min(seq) FROM deliveries INDEXED BY deliveries_unaccepted WHERE state IN ('Emitted', 'RetryPending')
 
 -- name: count_deliveries
 SELECT state, count(*) FROM deliveries GROUP BY state

@@ -83,6 +83,11 @@ INSERT INTO token_keys (number, made_at_ms) VALUES (?, ?)
 SELECT id, at_ms, actor, action, subject, corr_id, session_id, detail FROM audit
 WHERE session_id = ? AND id > ? ORDER BY id LIMIT ?
 
+-- name: audit_of_session_and_corr
+-- A conversation is shorter than a session.
+SELECT id, at_ms, actor, action, subject, corr_id, session_id, detail FROM audit INDEXED BY audit_by_corr
+WHERE corr_id = ? AND session_id = ? AND id > ? ORDER BY id LIMIT ?
+
 -- name: audit_of_corr
 SELECT id, at_ms, actor, action, subject, corr_id, session_id, detail FROM audit
 WHERE corr_id = ? AND id > ? ORDER BY id LIMIT ?

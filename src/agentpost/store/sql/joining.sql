@@ -36,6 +36,9 @@ FROM known_nodes WHERE node_id = ?
 SELECT node_id, signing_public, sealing_public, tier, admitted_by, invite_id, pinned_at_ms, revoked_at_ms
 FROM known_nodes ORDER BY node_id
 
+-- name: revoked_nodes
+SELECT node_id FROM known_nodes WHERE revoked_at_ms IS NOT NULL
+
 -- name: pin_node
 INSERT INTO known_nodes (node_id, signing_public, sealing_public, tier, admitted_by, invite_id, pinned_at_ms,
   revoked_at_ms)

@@ -21,11 +21,13 @@ SELECT seq, chain, body FROM dead_letter_events WHERE event_id = ?
 -- name: keep_dead_letter_events
 INSERT OR REPLACE INTO dead_letter_events (event_id, seq, chain, body)
 SELECT event_id, seq, chain, body FROM outbox
-WHERE seq > ? AND seq <= ? AND event_id IN (SELECT event_id FROM deliveries WHERE state = 'DeadLetter')
+WHERE seq > ? AND seq <= ?
+  AND EXISTS (SELECT 1 FROM deliveries WHERE event_id = outbox.event_id AND state = 'DeadLetter')
 ORDER BY seq
 
--- name: forget_dead_letter_events
-DELETE FROM dead_letter_events WHERE event_id NOT IN (SELECT event_id FROM deliveries WHERE state = 'DeadLetter')
+-- name: forget_dead_letter_event
+DELETE FROM dead_letter_events
+WHERE event_id = ?1 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event_id = ?1 AND state = 'DeadLetter')
 
 -- name: prune_outbox
 DELETE FROM outbox WHERE seq <= ?
