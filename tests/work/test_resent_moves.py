@@ -16,6 +16,7 @@ from agentpost.protocol.tasks import TaskState
 from agentpost.store.interface import Store
 from agentpost.store.values import Appended, Subscriber
 from agentpost.work.offering import NewTask
+from tests.delivery.linking import hand
 from tests.work.meshing import Mesh, Node
 
 
@@ -217,7 +218,7 @@ async def test_a_claim_of_an_agent_that_has_given_up_is_not_sent_again(mesh: Mes
         await asyncio.sleep(0.01)
         pipe.right.bring(pipe.left.session.frames_to_send())
         while pipe.right.coming:
-            await pipe.right.session.receive(pipe.right.coming.pop(0))
+            await hand(pipe.right.session, pipe.right.coming.pop(0))
     await asyncio.sleep(0.05)
     part(mesh)
     claim = b.tasks.get(offered.task_id).claim_of("bob")

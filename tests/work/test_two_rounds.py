@@ -8,6 +8,7 @@ from agentpost.delivery.deadletters import Filter
 from agentpost.protocol.taskbook import Verdict
 from agentpost.protocol.tasks import TaskState
 from agentpost.work.offering import NewTask
+from tests.delivery.linking import hand
 from tests.work.meshing import Mesh
 from tests.work.test_resent_moves import mend
 
@@ -29,7 +30,7 @@ async def test_a_worker_who_claims_once_more_what_he_has_keeps_it(mesh: Mesh, al
         await asyncio.sleep(0.01)
         pipe.right.bring(pipe.left.session.frames_to_send())
         while pipe.right.coming:
-            await pipe.right.session.receive(pipe.right.coming.pop(0))
+            await hand(pipe.right.session, pipe.right.coming.pop(0))
     pipe.cut()
     await b.tasks.claim(offered.task_id, "bob", eta_seconds=3600)
     for _ in range(30):
