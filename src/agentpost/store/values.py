@@ -49,6 +49,7 @@ __all__ = [
     "Subscriber",
     "TaskEntry",
     "TasksRebuilt",
+    "Unaccepted",
 ]
 
 CHAIN_START: Final = bytes(32)
@@ -212,6 +213,14 @@ class BacklogItem(Struct, frozen=True, kw_only=True):
     source_node_id: str
     source_seq: int
     raw: bytes
+
+
+class Unaccepted(Struct, frozen=True, kw_only=True):
+    """How much a gateway has not accepted of what was sent to it, and when the oldest of that was sent."""
+
+    node_id: str
+    count: int
+    since_ms: int
 
 
 class ResentLetter(Struct, frozen=True, kw_only=True):
