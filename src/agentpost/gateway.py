@@ -27,7 +27,8 @@ from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.sweeping import keep_swept
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.routing import is_live
+from agentpost.protocol.snapshot import MOST_NOT_TAKEN, NodeTier
 from agentpost.room.coordination import CoordinationBoard
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
@@ -60,6 +61,15 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
+class NotTakenBy(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many messages from here a gateway has not taken yet, and when the oldest of them was sent."""
+
+    node_id: str
+    count: int
+    oldest_sent_at_ms: int
+    is_online: bool
+
+
 class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """What `agentpost status` tells."""
 
@@ -78,6 +88,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     # What is too large for its event, the own and that of others: how many, and how much.
     payloads: int
     payload_bytes: int
+    # The longest wait first.
+    not_taken: list[NotTakenBy] = []
     failure: str | None = None
     insecure_no_proof: bool = False
     # Where others reach it, if that is not what it listens on.
@@ -408,6 +420,21 @@ class Gateway:
         self.phase = Phase.FAILED
         self.stopping.set()
 
+    def _not_taken(self) -> list[NotTakenBy]:
+        if self._engine is None:
+            return []
+        nodes, now_ms = self._engine.room.snapshot().nodes, self.clock.now_ms()
+        found = [
+            NotTakenBy(
+                node_id=each.node_id,
+                count=each.count,
+                oldest_sent_at_ms=each.since_ms,
+                is_online=each.node_id == self.settings.node_id or is_live(nodes.get(each.node_id), now_ms),
+            )
+            for each in self.store.unaccepted_counts(most=MOST_NOT_TAKEN)
+        ]
+        return sorted(found, key=lambda each: each.oldest_sent_at_ms)
+
     def status(self) -> GatewayStatus:
         position = self.store.inbox_position()
         failure = self.store.failure or (self._mailbox.failure if self._mailbox is not None else None)
@@ -427,6 +454,7 @@ class Gateway:
             inbox_acked_seq=position.acked_seq,
             payloads=usage.payloads,
             payload_bytes=usage.size_bytes,
+            not_taken=self._not_taken(),
             failure=None if failure is None else failure.message,
             insecure_no_proof=self.settings.insecure_no_proof,
             public_url=self.settings.public_url,

@@ -1,6 +1,7 @@
 """Gateways as far as links need them, and pipes between them: bytes that a test can hold, drop, repeat or alter."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from agentpost.delivery.frames import Events
@@ -30,6 +31,9 @@ from agentpost.world import IdMaker
 
 # What may happen to a frame on its way: it may come out altered, several times, or not at all.
 Meddle = Callable[[bytes], list[bytes]]
+
+# So many frames come at once where nothing says otherwise: batches wait for the disk behind each other.
+_RUSH = 16
 
 
 class World:
@@ -170,6 +174,15 @@ class Node:
         return [incident.kind for incident in self.store.incidents()]
 
 
+async def hand(session: LinkSession, frame: bytes) -> list[bytes]:
+    """Hand a session a frame, and wait until it is taken to its end; gives what can be sent after it."""
+    await session.take(frame)
+    await session.drained()
+    if session.refusal is not None:
+        raise session.refusal
+    return session.frames_to_send()
+
+
 class End:
     """One end of a pipe: the session, and the frames that are on their way to it."""
 
@@ -177,11 +190,22 @@ class End:
         self.session: LinkSession = node.hub.open(peer.node_id, on_wake=lambda: None)
         self.coming: list[bytes] = []
         self.meddle: Meddle | None = None
-        self.refusal: Refusal | None = None
+
+    @property
+    def refusal(self) -> Refusal | None:
+        return self.session.refusal
 
     def bring(self, frames: list[bytes]) -> None:
         for frame in frames:
             self.coming += [frame] if self.meddle is None else self.meddle(frame)
+
+    async def take(self, most: int) -> int:
+        """Take frames in their order, as a socket's reader does; gives how many there were."""
+        frames, self.coming = self.coming[:most], self.coming[most:]
+        with suppress(Refusal):
+            for frame in frames:
+                await self.session.take(frame)
+        return len(frames)
 
 
 class Pipe:
@@ -199,27 +223,17 @@ class Pipe:
     def ends(self) -> tuple[End, End]:
         return self.left, self.right
 
-    async def step(self) -> bool:
-        """Carry what is ready, and deliver one frame each way. False if there was nothing to do."""
-        moved = False
+    async def step(self, most: int = 1) -> bool:
+        """Carry what is ready, deliver up to `most` frames each way, and wait for the disk. False if all is quiet."""
+        taken = 0
         for end, other in ((self.left, self.right), (self.right, self.left)):
-            if end.refusal is None:
-                other.bring(end.session.frames_to_send())
-            if end.coming:
-                moved = True
-                await self._deliver(end, other)
-        return moved or bool(self.left.coming or self.right.coming)
-
-    async def _deliver(self, end: End, other: End) -> None:
-        frame = end.coming.pop(0)
-        self.frames += 1
-        if end.refusal is not None:
-            return
-        try:
-            other.bring(await end.session.receive(frame))
-        except Refusal as refusal:
-            end.refusal = refusal
             other.bring(end.session.frames_to_send())
+            taken += await end.take(most)
+        for end, other in ((self.left, self.right), (self.right, self.left)):
+            await end.session.drained()
+            other.bring(end.session.frames_to_send())
+        self.frames += taken
+        return bool(taken or self.left.coming or self.right.coming)
 
     def cut(self) -> None:
         """The connection is gone, and everything that was under way with it."""
@@ -234,7 +248,7 @@ async def settle(*pipes: Pipe) -> None:
     while True:
         for node in nodes.values():
             await node.hub.own.read()
-        if not any([await pipe.step() for pipe in pipes]):
+        if not any([await pipe.step(_RUSH) for pipe in pipes]):
             return
 
 

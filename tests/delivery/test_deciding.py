@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agentpost.delivery.deciding import AskStatus, Command, GiveUp, Move, RaiseIncident, Resend, Wait, decide
+from agentpost.delivery.deciding import AskReader, AskStatus, Command, GiveUp, Move, RaiseIncident, Resend, Wait, decide
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.whereabouts import Place, Whereabouts
 from agentpost.protocol.delivery import Change, Delivery, advance
@@ -18,6 +18,8 @@ from agentpost.testing import START_MS, a_message
 POLICY: Final = DeliveryPolicy()
 MOST: Final = POLICY.resend.max_attempts
 THERE: Final = Whereabouts(place=Place.THERE, node_id="node-b")
+BEHIND: Final = Whereabouts(place=Place.BEHIND, node_id="node-b")
+UNHEARD: Final = Whereabouts(place=Place.UNHEARD, node_id="node-b")
 AWAY: Final = Whereabouts(place=Place.AWAY, node_id="node-b")
 IN_DOUBT: Final = Whereabouts(place=Place.IN_DOUBT, node_id="node-b")
 MOVED: Final = Whereabouts(place=Place.MOVED, node_id="node-c", decision="owner")
@@ -73,7 +75,11 @@ CASES: Final = [
     (EMITTED, 1, MOVED, [Resend], [G.ACK_TIMEOUT, G.RESENT]),
     (EMITTED, MOST, MOVED, [GiveUp], [G.ACK_TIMEOUT, G.EXHAUSTED]),
     (EMITTED, 1, NOWHERE, [RaiseIncident, GiveUp], [G.UNROUTABLE]),
+    (EMITTED, MOST, BEHIND, [Wait], []),
+    (EMITTED, MOST, UNHEARD, [AskReader, Wait], []),
     (WAITING, 1, THERE, [Resend], [G.RESENT]),
+    (WAITING, MOST, BEHIND, [Wait], []),
+    (WAITING, MOST, UNHEARD, [AskReader, Wait], []),
     (WAITING, MOST, THERE, [GiveUp], [G.EXHAUSTED]),
     (WAITING, 1, AWAY, [Wait], []),
     (WAITING, 1, IN_DOUBT, [RaiseIncident, Wait], []),
@@ -146,7 +152,7 @@ def test_an_event_that_the_outbox_lost_is_given_up_loudly() -> None:
 
 
 states = st.sampled_from(list(DeliveryState))
-places = st.sampled_from([THERE, AWAY, IN_DOUBT, MOVED, NOWHERE])
+places = st.sampled_from([THERE, BEHIND, UNHEARD, AWAY, IN_DOUBT, MOVED, NOWHERE])
 
 
 @pytest.mark.req("RTY-6")

@@ -92,7 +92,7 @@ async def test_only_the_sender_of_an_event_is_told() -> None:
     other = replace(asked, payload=replace(asked.payload, signal="maintenance"))
     assert await peer.desk(desk).hear([stranger, nothing, other]) == 1
     (answer,) = _signals(peer.store)
-    assert answer.payload.details == {"toAgentId": "bob", "state": "unknown"}
+    assert answer.payload.details == {"toAgentId": "bob", "requestEventId": asked.event_id, "state": "unknown"}
 
 
 @pytest.mark.req("ACK-4")

@@ -25,7 +25,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.values import CHAIN_START, Subscriber
-from tests.delivery.linking import Node, Pipe, World, settle
+from tests.delivery.linking import Node, Pipe, World, hand, settle
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -249,18 +249,18 @@ async def test_what_somebody_asks_for_again_has_its_time_anew(world: World) -> N
     a, _ = await _two(world)
     await a.send("bob")
     session = a.hub.open("node-b", on_wake=lambda: None)
-    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
 
     async def subscribe() -> None:
-        await session.receive(encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
-        assert _events(await session.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000))))
+        await hand(session, encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+        assert _events(await hand(session, encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000))))
 
     await subscribe()
     await session.tick()
-    await session.receive(encode_frame(Unsubscribe(source="node-a")))
+    await hand(session, encode_frame(Unsubscribe(source="node-a")))
     for _ in range(10):
         world.clock.advance(10_000)
-        await session.receive(encode_frame(Pong()))
+        await hand(session, encode_frame(Pong()))
         await session.tick()
     await subscribe()
     await session.tick()
@@ -290,18 +290,18 @@ async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> Non
     for number in range(200):
         await a.send("bob", text=str(number) + "x" * 10_000)
     session = a.hub.open("node-b", on_wake=lambda: None)
-    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
-    await session.receive(encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
     assert _events(session.frames_to_send()) == []
-    first = _events(await session.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000))))
+    first = _events(await hand(session, encode_frame(Credit(source="node-a", through_seq=0, bytes=100_000))))
     assert 0 < sum(len(raw) for batch in first for raw in batch.events) < 120_000
     a.wakeups.outbox_grew()
     assert _events(session.frames_to_send()) == []
     more = _events(
-        await session.receive(encode_frame(Credit(source="node-a", through_seq=first[-1].through_seq, bytes=100_000)))
+        await hand(session, encode_frame(Credit(source="node-a", through_seq=first[-1].through_seq, bytes=100_000)))
     )
     assert more[0].after_seq == first[-1].through_seq
-    stop = await session.receive(encode_frame(Credit(source="node-a", through_seq=more[-1].through_seq, bytes=0)))
+    stop = await hand(session, encode_frame(Credit(source="node-a", through_seq=more[-1].through_seq, bytes=0)))
     assert _events(stop) == []
 
 
@@ -313,13 +313,13 @@ async def test_a_reader_is_told_that_what_comes_next_was_pruned_meanwhile(world:
     for number in range(4):
         await a.send("bob", text=str(number) + "x" * 10_000)
     session = a.hub.open("node-b", on_wake=lambda: None)
-    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
     wish = Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START, whole=is_whole)
-    await session.receive(encode_frame(wish))
+    await hand(session, encode_frame(wish))
 
     async def grant(through_seq: int) -> list[bytes]:
         credit = Credit(source="node-a", through_seq=through_seq, bytes=10_000, whole=is_whole)
-        return await session.receive(encode_frame(credit))
+        return await hand(session, encode_frame(credit))
 
     (first,) = _events(await grant(0))
     assert first.through_seq < 3
@@ -411,7 +411,7 @@ async def test_the_whole_outbox_is_for_backbone_gateways_only(world: World) -> N
     pipe = Pipe(a, b)
     await settle(pipe)
     wish = encode_frame(Subscribe(source="node-b", after_seq=0, after_chain=CHAIN_START, whole=True))
-    (answer,) = await pipe.right.session.receive(wish)
+    (answer,) = await hand(pipe.right.session, wish)
     refused = decode_frame(answer)
     assert isinstance(refused, Refused)
     assert refused.code == Code.WRITE_DENIED
@@ -432,7 +432,7 @@ async def test_a_revoked_node_loses_its_link_at_once(world: World) -> None:
     assert pipe.left.session.refusal.code is Code.NODE_REVOKED
     assert a.hub.sessions == ()
     with pytest.raises(Refusal):
-        await pipe.left.session.receive(encode_frame(Ping()))
+        await hand(pipe.left.session, encode_frame(Ping()))
 
 
 @pytest.mark.parametrize(
@@ -452,9 +452,9 @@ async def test_a_frame_that_is_none_ends_the_session(frame: bytes) -> None:
     world = World()
     a, _ = await _two(world)
     session = a.hub.open("node-b", on_wake=lambda: None)
-    await session.receive(encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
     with pytest.raises(Refusal):
-        await session.receive(frame)
+        await hand(session, frame)
     last = decode_frame(session.frames_to_send()[-1])
     assert isinstance(last, Refused)
     assert session.audit is not None
@@ -468,7 +468,7 @@ async def test_a_link_begins_with_hello_by_the_one_who_was_let_in() -> None:
     for frame in (Ping(), Hello(node="node-c", epoch="e", version="1.0"), Hello(node="node-b", epoch="e", version="2")):
         session = a.hub.open("node-b", on_wake=lambda: None)
         with pytest.raises(Refusal):
-            await session.receive(encode_frame(frame))
+            await hand(session, encode_frame(frame))
 
 
 async def test_a_silent_link_is_asked_and_then_dropped() -> None:
@@ -482,9 +482,9 @@ async def test_a_silent_link_is_asked_and_then_dropped() -> None:
         world.clock.advance(10_000)
         await session.tick()
         assert [type(decode_frame(frame)) for frame in session.frames_to_send()] == [Ping]
-    (pong,) = await pipe.right.session.receive(encode_frame(Ping()))
+    (pong,) = await hand(pipe.right.session, encode_frame(Ping()))
     assert isinstance(decode_frame(pong), Pong)
-    await session.receive(pong)
+    await hand(session, pong)
     world.clock.advance(29_999)
     await session.tick()
     assert session.refusal is None
@@ -499,7 +499,7 @@ async def test_a_chunk_that_is_not_here_is_said_to_be_missing(world: World) -> N
     a, b = await _two(world)
     pipe = Pipe(a, b)
     await settle(pipe)
-    (answer,) = await pipe.left.session.receive(encode_frame(GetChunk(sha256="0" * 64, part=0)))
+    (answer,) = await hand(pipe.left.session, encode_frame(GetChunk(sha256="0" * 64, part=0)))
     assert decode_frame(answer) == Chunk(sha256="0" * 64, part=0)
 
 

@@ -51,7 +51,7 @@ class _Chaos:
     async def _step(self) -> None:
         for pipe in self._pipes.values():
             for _ in range(self._random.randrange(4)):
-                await pipe.step()
+                await pipe.step(self._random.choice((1, 1, 4)))
 
     async def _wire(self) -> None:
         wire = self._random.choice(_WIRES)
@@ -108,7 +108,7 @@ class _BadWires:
     async def step(self) -> None:
         for pipe in self._pipes:
             for _ in range(self._random.randrange(4)):
-                await pipe.step()
+                await pipe.step(self._random.choice((1, 1, 4)))
 
     async def mend(self) -> None:
         """Nothing is lost any more, but for what is held back now. What time brings then has to be enough."""

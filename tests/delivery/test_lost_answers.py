@@ -67,6 +67,7 @@ async def _pass(mesh: Mesh, *, seconds: int) -> None:
             for end in pipe.ends:
                 await end.session.tick()
         await mesh.rest()
+        await mesh.nodes["node-a"].engine.retrier.look_around()
         while await mesh.nodes["node-a"].engine.retrier.work():
             await mesh.rest()
         await mesh.rest()

@@ -354,6 +354,16 @@ async def test_a_receipt_says_who_is_there(post: Post) -> None:
     assert msgspec.to_builtins(receipt)["recipients"][2]["isOnline"] is False
 
 
+async def test_a_receipt_says_how_much_a_gateway_has_not_taken(post: Post) -> None:
+    """What was sent to a gateway before, to any of its agents, and has no `accepted` yet; counted once a second."""
+    post.room.add_agent("ben", PEER)
+    for _ in range(3):
+        await post.publisher.send(to("bob"))
+    post.clock.advance(1_000)
+    receipt = await post.publisher.send(to("ben", "cyd"))
+    assert [each.not_taken for each in receipt.recipients] == [4, 1]
+
+
 async def test_mail_between_two_local_agents_goes_the_same_way(post: Post) -> None:
     """A local recipient has a delivery too, and its event is for the own gateway."""
     post.room.add_agent("amy", OWN)

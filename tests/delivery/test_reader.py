@@ -1,6 +1,5 @@
 """What a reader takes, and what it refuses: forged events, ACKs and heads, other epochs, gaps."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,7 +16,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import AckType
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.testing import MemoryStore, a_message, a_reply, an_ack
-from tests.delivery.linking import Node, Pipe, World, a_batch, settle
+from tests.delivery.linking import Node, Pipe, World, a_batch, hand, settle
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ async def _take(world: World, batch: Events, *, is_direct: bool = True, at: str 
 
 async def _session(node: Node, peer: str) -> LinkSession:
     session = node.hub.open(peer, on_wake=lambda: None)
-    await session.receive(encode_frame(Hello(node=peer, epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Hello(node=peer, epoch="epoch_1", version="1.0")))
     return session
 
 
@@ -178,10 +177,10 @@ async def test_a_gap_that_nobody_closes_is_reported_after_thirty_seconds(world: 
     session = await _session(b, "node-a")
     session.frames_to_send()
     batch = a_batch(world, "node-a", "node-b", [a_message(5, seq=5)], after_seq=4)
-    asked = await session.receive(encode_frame(batch))
+    asked = await hand(session, encode_frame(batch))
     assert [type(decode_frame(frame)) for frame in asked] == [Subscribe, Credit]
     # It is asked for once, however many frames come after the gap.
-    assert await session.receive(encode_frame(batch)) == []
+    assert await hand(session, encode_frame(batch)) == []
     world.clock.advance(29_999)
     await session.tick()
     assert b.incidents() == []
@@ -197,7 +196,7 @@ async def test_what_the_source_has_pruned_is_passed_over_after_the_incident(worl
     a, b = world.nodes["node-a"], world.nodes["node-b"]
     session = await _session(b, "node-a")
     refused = Refused(code="sequence_gap", message="pruned", source="node-a")
-    await session.receive(encode_frame(refused))
+    await hand(session, encode_frame(refused))
     session.frames_to_send()
     world.clock.advance(20_000)
     await session.tick()
@@ -211,9 +210,9 @@ async def test_what_the_source_has_pruned_is_passed_over_after_the_incident(worl
     for _ in range(3):
         await a.send("bob")
     source = await _session(a, "node-b")
-    await source.receive(encode_frame(replace(wish, after_chain=b"\1" * 32)))
-    (answer,) = await source.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=10_000)))
-    await session.receive(answer)
+    await hand(source, encode_frame(replace(wish, after_chain=b"\1" * 32)))
+    (answer,) = await hand(source, encode_frame(Credit(source="node-a", through_seq=0, bytes=10_000)))
+    await hand(session, answer)
     assert len(b.inbox("bob")) == 3
     (tombstone,) = [entry for entry in b.store.audit_log() if entry.action == "cursor.tombstone"]
     assert (tombstone.subject, tombstone.detail) == ("node-a", {"afterSeq": 0, "beforeSeq": 1})
@@ -225,7 +224,7 @@ async def test_a_gateway_that_is_told_to_wait_waits(world: World) -> None:
     b = world.nodes["node-b"]
     b.restart(DeliveryPolicy(gap_policy=GapPolicy.WAIT, gap_timeout_seconds=5))
     session = await _session(b, "node-a")
-    await session.receive(encode_frame(Refused(code="sequence_gap", message="pruned", source="node-a")))
+    await hand(session, encode_frame(Refused(code="sequence_gap", message="pruned", source="node-a")))
     session.frames_to_send()
     world.clock.advance(5_000)
     await b.hub.tick()
@@ -239,8 +238,8 @@ async def test_a_reader_whose_chain_does_not_fit_is_told_so(world: World) -> Non
     await a.send("bob")
     source = await _session(a, "node-b")
     wish = Subscribe(source="node-a", epoch="epoch_1", after_seq=0, after_chain=b"\1" * 32)
-    await source.receive(encode_frame(wish))
-    (answer,) = await source.receive(encode_frame(Credit(source="node-a", through_seq=0, bytes=10_000)))
+    await hand(source, encode_frame(wish))
+    (answer,) = await hand(source, encode_frame(Credit(source="node-a", through_seq=0, bytes=10_000)))
     refused = decode_frame(answer)
     assert isinstance(refused, Refused)
     assert (refused.code, refused.source) == ("sequence_gap", "node-a")
@@ -253,8 +252,9 @@ async def test_events_wait_for_the_disk_in_a_lane_and_hold_up_nothing_else(world
     session.frames_to_send()
     await session.take(encode_frame(a_batch(world, "node-a", "node-b", [a_message(1, seq=1)])))
     await session.take(encode_frame(Ping()))
-    while b.inbox("bob") == []:  # noqa: ASYNC110 - the lane does not know of this test
-        await asyncio.sleep(0)
+    assert b.inbox("bob") == []
+    await session.drained()
+    assert b.inbox("bob") == [a_message(1).event_id]
     answers = {type(decode_frame(frame)) for frame in session.frames_to_send()}
     assert Pong in answers
     assert answers <= {Credit, Pong}

@@ -539,3 +539,61 @@ async def _live_through(history: list[Weather]) -> None:
         assert len(sends) == heard.get(number, len(sends))
         assert (delivery.state is DeliveryState.DEAD_LETTER) == (event.event_id in letters)
         assert (delivery.due_at_ms is None) == (delivery.state in DELIVERY.terminal)
+
+
+@pytest.mark.req("RTY-1", "CUR-1")
+async def test_mail_that_waits_its_turn_is_not_sent_again(desk: Desk) -> None:
+    """Streams are in order: what a gateway has not come to yet it does not get sooner by being sent twice."""
+    desk.read_through[PEER] = 0
+    event = await desk.send()
+    for _ in range(200):
+        await desk.pass_time(60)
+    delivery = desk.delivery(event)
+    assert (delivery.state, delivery.attempts, len(desk.sends_of(event))) == (DeliveryState.EMITTED, 1, 1)
+
+
+@pytest.mark.req("RTY-1", "ROUTE-2")
+async def test_mail_that_its_reader_has_passed_is_sent_again(desk: Desk) -> None:
+    """A gateway that has come to a message and passed over it gets it again, soon after that is known."""
+    desk.read_through[PEER] = 0
+    await desk.retrier.look_around()
+    event = await desk.send()
+    await desk.pass_time(3600)
+    desk.read_through[PEER] = desk.delivery(event).seq
+    await desk.retrier.look_around()
+    await desk.run_timers()
+    assert desk.delivery(event).state is DeliveryState.RETRY_PENDING
+    await desk.pass_time(5)
+    assert desk.delivery(event).attempts == 2
+    # The second send waits for its turn, too.
+    for _ in range(100):
+        await desk.pass_time(60)
+    assert desk.delivery(event).attempts == 2
+
+
+@pytest.mark.req("RTY-1", "ACK-4")
+async def test_a_gateway_that_is_read_through_a_seed_is_asked_how_far_it_is(desk: Desk) -> None:
+    """No link tells how far it has read. It is asked once, and its answer is in order with all that it said before."""
+    del desk.read_through[PEER]
+    await desk.retrier.look_around()
+    events = [await desk.send(number) for number in range(1, 4)]
+    await desk.pass_time(20)
+    for _ in range(10):
+        await desk.pass_time(60)
+    (request,) = [each for each in desk.outbox() if isinstance(each, SignalEvent)]
+    assert (request.payload.signal, request.to_nodes) == ("status_request", (PEER,))
+    assert {desk.delivery(event).state for event in events} == {DeliveryState.EMITTED}
+    desk.retrier.hear([_status_of(request, by_node_id=OTHER)])
+    await desk.retrier.look_around()
+    await desk.run_timers()
+    assert {desk.delivery(event).state for event in events} == {DeliveryState.EMITTED}, "nobody else can say it"
+    desk.retrier.hear([_status_of(request, by_node_id=PEER)])
+    await desk.retrier.look_around()
+    await desk.run_timers()
+    assert {desk.delivery(event).state for event in events} == {DeliveryState.RETRY_PENDING}
+
+
+def _status_of(request: SignalEvent, *, by_node_id: str) -> SignalEvent:
+    details = {"toAgentId": "bob", "requestEventId": request.event_id, "state": "unknown"}
+    payload = replace(request.payload, signal="status", details=details)
+    return replace(request, source_node_id=by_node_id, to_nodes=(request.source_node_id,), payload=payload)

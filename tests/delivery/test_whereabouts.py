@@ -19,7 +19,7 @@ def room() -> FixedRoom:
     return room
 
 
-def _find(room: FixedRoom, *, node: str | None = OWNER, has_passed: bool = False) -> Whereabouts:
+def _find(room: FixedRoom, *, node: str | None = OWNER, has_passed: bool | None = False) -> Whereabouts:
     delivery = Delivery(event_id=an_event_id("m"), to_agent_id="bob", from_agent_id="ada", to_node_id=node)
     return locate(
         delivery,
@@ -34,7 +34,7 @@ def _find(room: FixedRoom, *, node: str | None = OWNER, has_passed: bool = False
 @pytest.mark.req("RTY-1")
 def test_an_owner_is_there_or_away(room: FixedRoom) -> None:
     """A gateway with a heartbeat is there; one that said goodbye is away, and its mail stays its own."""
-    assert _find(room) == Whereabouts(place=Place.THERE, node_id=OWNER)
+    assert _find(room, has_passed=True) == Whereabouts(place=Place.THERE, node_id=OWNER)
     room.set_offline(OWNER)
     assert _find(room) == Whereabouts(place=Place.AWAY, node_id=OWNER)
 
@@ -44,7 +44,16 @@ def test_this_gateway_is_always_there(room: FixedRoom) -> None:
     room.add_agent("bob", HERE)
     room.set_offline(HERE)
     room.add_fallback("bob", STAND_IN)
-    assert _find(room, node=HERE).place is Place.THERE
+    assert _find(room, node=HERE, has_passed=True).place is Place.THERE
+
+
+@pytest.mark.req("RTY-1")
+def test_an_owner_that_is_there_may_not_have_come_to_the_mail_yet(room: FixedRoom) -> None:
+    """What it has not read so far waits its turn; how far it is has to be asked if nobody knows."""
+    assert _find(room, has_passed=False) == Whereabouts(place=Place.BEHIND, node_id=OWNER)
+    assert _find(room, has_passed=None) == Whereabouts(place=Place.UNHEARD, node_id=OWNER)
+    room.set_offline(OWNER)
+    assert _find(room, has_passed=None) == Whereabouts(place=Place.AWAY, node_id=OWNER)
 
 
 @pytest.mark.req("ROUTE-2")
@@ -62,7 +71,7 @@ def test_mail_for_a_silent_owner_does_not_go_to_a_stand_in(room: FixedRoom) -> N
 def test_mail_follows_an_agent_that_moved_once_the_old_gateway_has_let_it_pass(room: FixedRoom) -> None:
     """A gateway that read beyond a message and accepted nothing did not take it; one that has not read it might."""
     room.add_agent("bob", STAND_IN)
-    assert _find(room).place is Place.THERE
+    assert _find(room).place is Place.BEHIND
     moved = _find(room, has_passed=True)
     assert (moved.place, moved.node_id, moved.decision) == (Place.MOVED, STAND_IN, "owner")
     room.set_offline(OWNER)
@@ -94,9 +103,9 @@ def test_an_agent_without_an_owner_is_nowhere_unless_it_was_somewhere(room: Fixe
     """Mail that was routed stays where it went, even if the record of the agent is gone for a while."""
     room.add_agent("bob", None)
     assert _find(room, node=None).place is Place.NOWHERE
-    assert _find(room).place is Place.THERE
+    assert _find(room, has_passed=True).place is Place.THERE
     room.remove_agent("bob")
-    assert _find(room).place is Place.THERE
+    assert _find(room, has_passed=True).place is Place.THERE
     assert _find(room, node=None).place is Place.NOWHERE
 
 

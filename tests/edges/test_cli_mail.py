@@ -144,6 +144,23 @@ def test_a_backlog_is_told_also_of_who_is_there(
     assert capsys.readouterr().out == f"sent evt_1\n  to builder@lab-jane{said}\n"
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (9, ""),
+        (30_000, ", 30,000 not taken yet by its gateway"),
+        (100_000, ", 100,000 or more not taken yet by its gateway"),
+    ],
+)
+def test_mail_that_waits_its_turn_is_told_to_who_sends_more(
+    count: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gateway that is there and far behind is slow, and not broken: the sender sees how far."""
+    recipient = {"agentId": "builder", "nodeId": "lab-jane", "isOnline": True, "waiting": 0, "notTaken": count}
+    mail._print_receipt({"eventId": "evt_1", "recipients": [recipient], "rejected": []})
+    assert capsys.readouterr().out == f"sent evt_1\n  to builder@lab-jane{said}\n"
+
+
 def test_a_program_is_found_where_it_was_named(tmp_path: Path, gateway: RunningGateway) -> None:
     """`agents add builder -- ./build-agent` means the one of this directory, wherever the gateway runs."""
     folder = tmp_path / "project"

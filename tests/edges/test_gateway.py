@@ -1,5 +1,6 @@
 """The gateway as a process: it comes up, says how it is, drains, and comes back."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +275,30 @@ def test_doctor_sees_a_disk_that_is_nearly_full(
     found = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
     assert (found["disk"]["ok"], found["disk"]["hint"]) == (False, "Free space, or move the home to a larger disk.")
     assert "12 MB are free" in found["disk"]["message"]
+
+
+@pytest.mark.parametrize(("is_online", "minutes", "is_well"), [(True, 20, False), (True, 3, True), (False, 20, True)])
+def test_doctor_sees_mail_that_a_gateway_does_not_take(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_online: bool,
+    minutes: int,
+    is_well: bool,
+) -> None:
+    """A gateway that is there and takes nothing for minutes is a slow line, or trouble; one that is away is neither."""
+    sent_at_ms = round((time.time() - minutes * 60) * 1000)
+    waiting = {"nodeId": "lab-jane", "count": 30_000, "oldestSentAtMs": sent_at_ms, "isOnline": is_online}
+    answers = {"/operator/status": {"phase": "ready", "notTaken": [waiting]}, "/operator/nodes": {"seeds": []}}
+    client = SimpleNamespace(get=lambda path, _query=None: answers.get(path, []))
+    monkeypatch.setattr(doctor, "OperatorClient", lambda _path: client)
+    with contextlib.suppress(typer.Exit):
+        doctor.doctor(home=tmp_path, output=Format.JSON)
+    found = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
+    presence = "online" if is_online else "away"
+    told = f"30,000 not taken yet by lab-jane ({presence}), the oldest sent {minutes} min ago"
+    assert (found["mail"]["ok"], found["mail"]["message"]) == (is_well, told)
 
 
 def test_doctor_sees_a_seed_that_is_away_and_settings_that_cannot_be_read(home: Path, tmp_path: Path) -> None:

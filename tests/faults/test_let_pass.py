@@ -4,7 +4,7 @@ import pytest
 
 from agentpost.delivery.frames import Events, Ping, decode_frame
 from agentpost.protocol.lifecycle import DeliveryState
-from tests.delivery.linking import Pipe, World, settle
+from tests.delivery.linking import Pipe, World, hand, settle
 
 
 def _is_events(frame: bytes) -> bool:
@@ -67,7 +67,7 @@ async def test_what_another_life_of_a_gateway_has_read_says_nothing_of_this_one(
     pipe.cut()
     reborn = await world.add("node-a", "ada", epoch="epoch_2")
     pipe = Pipe(reborn, taker)
-    await pipe.right.session.receive(pipe.right.coming.pop(0))
+    await hand(pipe.right.session, pipe.right.coming.pop(0))
     await pipe.right.session.tick()
     sent = [decode_frame(frame) for frame in pipe.right.session.frames_to_send()]
     assert Ping() in sent

@@ -40,6 +40,8 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self.url = ""
         self.delay_seconds = 0.0
+        # How much each connection carries, each way; all there is if None.
+        self.bytes_per_second: float | None = None
         self.meddle: Meddle | None = None
         self.dialled = 0
         self._target_port = target_port
@@ -149,13 +151,19 @@ class _Connection:
         splitter = _Splitter(self)
         async with asyncio.TaskGroup() as tasks:
             writing = tasks.create_task(self._write(target, waiting, gate))
+            free_at = 0.0
             with contextlib.suppress(OSError):
                 while chunk := await source.read(65536):
                     for piece in self._pieces(direction, splitter, chunk):
-                        waiting.put_nowait((self._due(), piece))
+                        free_at = max(free_at, self._due()) + self._seconds_for(piece)
+                        waiting.put_nowait((free_at, piece))
             # The end of a connection travels like everything else: held, and unseen on one that was abandoned.
-            waiting.put_nowait((self._due(), b""))
+            waiting.put_nowait((max(free_at, self._due()), b""))
             await writing
+
+    def _seconds_for(self, piece: bytes) -> float:
+        rate = self._proxy.bytes_per_second
+        return 0.0 if rate is None else len(piece) / rate
 
     def _pieces(self, direction: str, splitter: "_Splitter", chunk: bytes) -> Iterator[bytes]:
         meddle = self._proxy.meddle

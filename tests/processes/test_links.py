@@ -36,6 +36,7 @@ class Post:
     def heal(self) -> None:
         for machine in (self.sender, self.lab):
             machine.proxy.meddle, machine.proxy.delay_seconds = None, 0.0
+            machine.proxy.bytes_per_second = None
             machine.proxy.release()
 
     def all_came_once_and_in_order(self, sent: list[str], *, patience_seconds: float = 180) -> None:
@@ -144,14 +145,39 @@ def repeat_and_swap(chance: random.Random, seen: dict[str, int]) -> Meddle:
 
 @pytest.mark.req("RTY-3")
 def test_a_slow_link_is_only_slow(post: Post) -> None:
-    """On a link where every answer takes longer than the sender's patience, resends are recognised as such."""
+    """On a link where every answer takes longer than the sender's patience, nothing is sent again for that."""
     # The sender is patient for two seconds (`machines._WAITS`); a ping may be under way for four.
     post.lab.proxy.delay_seconds = 1.2
     sent = post.send(*(f"slow {number}" for number in range(5)))
     eventually(lambda: set(sent) <= set(post.lab.counted()))
     post.heal()
     post.all_came_once_and_in_order(sent)
-    assert any(post.sender.attempts(each) > 1 for each in sent), "nothing was sent again"
+    assert {post.sender.attempts(each) for each in sent} == {1}
+
+
+@pytest.mark.req("RTY-1", "RTY-2", "CUR-1")
+def test_mail_that_waits_its_turn_on_a_narrow_line_is_sent_once(post: Post) -> None:
+    """However long a backlog takes, it waits: no attempt is spent, the outbox does not grow, and its sender sees it."""
+    post.all_came_once_and_in_order(post.send("while the line was wide"))
+    outbox_seq = post.sender.get("/operator/status")["outboxSeq"]
+    post.lab.proxy.bytes_per_second = 60_000
+    # Seven seconds of the line, and the sender is patient for two.
+    sent = post.send(*(f"narrow {number} {'x' * 4_000}" for number in range(100)))
+
+    def is_told() -> bool:
+        receipt = post.sender.send("builder", "one more", sender="architect")
+        sent.append(receipt["eventId"])
+        return receipt["recipients"][0]["notTaken"] >= 50
+
+    eventually(is_told)
+    (waiting,) = post.sender.get("/operator/status")["notTaken"]
+    assert (waiting["nodeId"], waiting["isOnline"]) == (post.lab.node, True)
+    post.all_came_once_and_in_order(sent)
+    post.heal()
+    assert {post.sender.attempts(each) for each in sent} == {1}
+    # The messages, an ACK for each reply, and once in a while the question how far the lab is.
+    assert post.sender.get("/operator/status")["outboxSeq"] - outbox_seq < 2 * len(sent) + 60
+    assert "notTaken" not in post.sender.get("/operator/status")
 
 
 @pytest.mark.req("CUR-1", "RTY-3")

@@ -126,3 +126,24 @@ async def test_only_what_has_ended_can_be_purged(filled: Store) -> None:
     assert await filled.purge_deliveries([]) == 0
     assert [each.to_agent_id for each in filled.deliveries_of(THREE.event_id)] == ["cleo"]
     assert filled.deliveries_of(FOUR.event_id)[0].state is DeliveryState.RETRY_PENDING
+
+
+async def test_what_a_gateway_has_not_accepted_is_counted_and_found(filled: Store) -> None:
+    """In the order of the outbox, and by gateway; what was answered, or has ended, is not in it."""
+    (node_id,) = {each.to_node_id for each in filled.deliveries_of(ONE.event_id)}
+    assert node_id is not None
+
+    def found(after_seq: int, through_seq: int, limit: int = 256) -> list[tuple[str, str]]:
+        page = filled.unaccepted_by(node_id, after_seq=after_seq, through_seq=through_seq, limit=limit)
+        return [(each.event_id, each.to_agent_id) for each in page]
+
+    of_bob, of_cleo = (FOUR, FIVE), EVENTS
+    expected = sorted([*((each.event_id, "bob") for each in of_bob), *((each.event_id, "cleo") for each in of_cleo)])
+    assert found(0, 5) == expected
+    assert found(3, 4) == [(FOUR.event_id, "bob"), (FOUR.event_id, "cleo")]
+    assert found(0, 5, limit=2) == expected[:2]
+    assert filled.unaccepted_by("nobody", after_seq=0, through_seq=5) == []
+    (counted,) = filled.unaccepted_counts(most=100)
+    assert (counted.node_id, counted.count) == (node_id, len(expected))
+    assert counted.since_ms == filled.deliveries_of(ONE.event_id)[0].emitted_at_ms
+    assert [each.count for each in filled.unaccepted_counts(most=3)] == [3]

@@ -18,6 +18,8 @@ LOOKS_AT_ALL = {
     "count_streams",
     "engaged_entries",
     "ledger_without_inbox",
+    # As much as is counted of what nobody has accepted, and no more.
+    "unaccepted_counts",
 }
 # The end of the outbox is read by walking it backwards, one step.
 ONE_STEP = {"outbox_head"}

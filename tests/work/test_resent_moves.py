@@ -16,6 +16,7 @@ from agentpost.protocol.tasks import TaskState
 from agentpost.store.interface import Store
 from agentpost.store.values import Appended, Subscriber
 from agentpost.work.offering import NewTask
+from tests.delivery.linking import hand
 from tests.work.meshing import Mesh, Node
 
 
@@ -35,14 +36,14 @@ def part(mesh: Mesh) -> None:
     mesh.pipes.pop(("node-b", "node-c")).cut()
 
 
-async def give_up(mesh: Mesh) -> None:
-    """Longer than all attempts of node-b."""
-    b = mesh.nodes["node-b"]
-    for _ in range(30):
-        mesh.clock.advance(700_000)
+async def give_up(mesh: Mesh, sender: str = "node-b") -> None:
+    """Longer than a gateway that is asked may be silent, and then than all attempts."""
+    retrier = mesh.nodes[sender].engine.retrier
+    for seconds in (60, 90_000, *[700] * 30):
+        mesh.clock.advance(seconds * 1000)
         for node_id in mesh.nodes:
             mesh.room.set_online(node_id)
-        while await b.engine.retrier.work():
+        while await retrier.work():
             pass
 
 
@@ -217,7 +218,7 @@ async def test_a_claim_of_an_agent_that_has_given_up_is_not_sent_again(mesh: Mes
         await asyncio.sleep(0.01)
         pipe.right.bring(pipe.left.session.frames_to_send())
         while pipe.right.coming:
-            await pipe.right.session.receive(pipe.right.coming.pop(0))
+            await hand(pipe.right.session, pipe.right.coming.pop(0))
     await asyncio.sleep(0.05)
     part(mesh)
     claim = b.tasks.get(offered.task_id).claim_of("bob")
@@ -328,6 +329,8 @@ async def test_what_is_lost_twice_is_sent_again_twice(mesh: Mesh) -> None:
     await give_up(mesh)
     (second,) = (await resend(b)).resent
     await give_up(mesh)
+    # The report to the sender is mail, too.
+    await mesh.rest()
     await mend(mesh)
     assert (await resend(b, first.event_id)).resent == ()
     (third,) = (await resend(b)).resent

@@ -8,8 +8,9 @@ from agentpost.delivery.deadletters import Filter
 from agentpost.protocol.taskbook import Verdict
 from agentpost.protocol.tasks import TaskState
 from agentpost.work.offering import NewTask
+from tests.delivery.linking import hand
 from tests.work.meshing import Mesh
-from tests.work.test_resent_moves import mend
+from tests.work.test_resent_moves import give_up, mend
 
 
 @pytest.mark.req("TASK-5", "TASK-6", "RTY-7")
@@ -29,15 +30,10 @@ async def test_a_worker_who_claims_once_more_what_he_has_keeps_it(mesh: Mesh, al
         await asyncio.sleep(0.01)
         pipe.right.bring(pipe.left.session.frames_to_send())
         while pipe.right.coming:
-            await pipe.right.session.receive(pipe.right.coming.pop(0))
+            await hand(pipe.right.session, pipe.right.coming.pop(0))
     pipe.cut()
     await b.tasks.claim(offered.task_id, "bob", eta_seconds=3600)
-    for _ in range(30):
-        mesh.clock.advance(700_000)
-        for node_id in mesh.nodes:
-            mesh.room.set_online(node_id)
-        while await a.engine.retrier.work():
-            pass
+    await give_up(mesh, "node-a")
     done = await a.engine.dead_letters.resend(Filter(to_agent_id="bob"), actor="op")
     assert len(done.resent) == 1
     await mend(mesh, is_lost=False)

@@ -18,6 +18,7 @@ __all__ = [
     "NO_ROUTE",
     "OWNER_SILENT",
     "SLA_MISSED",
+    "AskReader",
     "AskStatus",
     "Command",
     "GiveUp",
@@ -77,7 +78,14 @@ class AskStatus(Struct, frozen=True, kw_only=True):
     to_node_id: str
 
 
-Command = Wait | Move | Resend | GiveUp | RaiseIncident | AskStatus
+class AskReader(Struct, frozen=True, kw_only=True):
+    """Ask the recipient's gateway how far it has read, which no link tells."""
+
+    delivery: Delivery
+    to_node_id: str
+
+
+Command = Wait | Move | Resend | GiveUp | RaiseIncident | AskStatus | AskReader
 
 
 def decide(
@@ -105,8 +113,15 @@ def decide(
                 RaiseIncident(kind=NO_ROUTE, subject=delivery.to_agent_id, delivery=delivery),
                 _give_up(delivery, "no_route", now_ms, DeliverySignal.UNROUTABLE),  # ROUTE-3
             ]
-        case Place.AWAY:
+        case Place.AWAY | Place.BEHIND:
+            # Streams are in order: a second send would only come behind the first.
             return [_wait(delivery, event, now_ms, jitter, policy)]
+        case Place.UNHEARD:
+            node_id = whereabouts.node_id or ""
+            return [
+                AskReader(delivery=delivery, to_node_id=node_id),
+                _wait(delivery, event, now_ms, jitter, policy),
+            ]
         case Place.IN_DOUBT:
             # ROUTE-2: nobody knows whether the silent owner took it, so the mesh waits and says so.
             subject = delivery.to_node_id or delivery.to_agent_id

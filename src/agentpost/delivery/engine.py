@@ -184,6 +184,7 @@ class Engine:
         return self._meter.read(now_ms=self.clock.now_ms(), room=self.room.snapshot())
 
     def _signals_heard(self, signals: Sequence[SignalEvent]) -> None:
+        self.retrier.hear(signals)
         self._tasks.spawn(self._status_desk.hear(signals), name="signals")
 
     def _repeats_heard(self, resent: Sequence[tuple[Event, str]]) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from agentpost.delivery.messages import Receipt, SendRequest
-from agentpost.delivery.placing import Placement, RecipientReceipt
+from agentpost.delivery.placing import NotTaken, Placement, RecipientReceipt
 from agentpost.delivery.policy import earliest_due_ms, in_time
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.sealing import Sealer, SealFor
@@ -65,10 +65,19 @@ class _Turn:
 
 class Gatherer:
     def __init__(
-        self, *, store: Store, room: RoomView, sealer: Sealer, clock: Clock, wakeups: Wakeups, ack_timeout_ms: int
+        self,
+        *,
+        store: Store,
+        room: RoomView,
+        not_taken: NotTaken,
+        sealer: Sealer,
+        clock: Clock,
+        wakeups: Wakeups,
+        ack_timeout_ms: int,
     ) -> None:
         self._store = store
         self._room = room
+        self._not_taken = not_taken
         self._sealer = sealer
         self._clock = clock
         self._wakeups = wakeups
@@ -113,7 +122,9 @@ class Gatherer:
             placement = each.posting.placement
             recipients = receipts.get(id(placement))
             if recipients is None:
-                recipients = receipts[id(placement)] = placement.receipts(self._room, now_ms=now_ms)
+                recipients = receipts[id(placement)] = placement.receipts(
+                    self._room, self._not_taken.counts(), now_ms=now_ms
+                )
             event = each.event
             each.posting.waiting.sent(
                 Receipt(

@@ -123,7 +123,10 @@ class LinkHub:
 
         Who is not linked to this one is not in it: what is not known is not claimed.
         """
-        passed = {session.peer: session.read_through() for session in self._sessions if session.is_open}
+        passed = {self.store.node_id: 0}
+        for session in self._sessions:
+            if session.is_open:
+                passed[session.peer] = max(session.read_through(), passed.get(session.peer, 0))
         own = self.store.cursor(self.store.node_id)
         if own is not None and own.epoch == self.store.epoch:
             is_all_read = not self.store.read_stream(self.store.node_id, own.last_seq, limit=1).events

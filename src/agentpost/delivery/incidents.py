@@ -21,14 +21,23 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.ids import CorrId, EventId, parse_id
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
 from agentpost.store.values import AuditEntry, Incident, LedgerEntry, LedgerState, Outcome
 from agentpost.world import Clock
 
-__all__ = ["STATUS", "STATUS_REQUEST", "UNKNOWN", "IncidentView", "Incidents", "StatusDesk", "status_request"]
+__all__ = [
+    "STATUS",
+    "STATUS_REQUEST",
+    "UNKNOWN",
+    "IncidentView",
+    "Incidents",
+    "StatusDesk",
+    "request_of",
+    "status_request",
+]
 
 STATUS_REQUEST: Final = "status_request"
 STATUS: Final = "status"
@@ -94,6 +103,17 @@ def status_request(maker: EventMaker, delivery: Delivery, *, to_node_id: str) ->
     )
 
 
+def request_of(status: SignalEvent) -> EventId | None:
+    """The question that a status answers; None for one that answers none, and for other signals."""
+    said = status.payload.details.get("requestEventId")
+    if status.payload.signal != STATUS or not isinstance(said, str):
+        return None
+    try:
+        return parse_id(EventId, said, field="requestEventId")
+    except Refusal:
+        return None
+
+
 class StatusDesk:
     """Answers the questions of other gateways, and takes their answers down."""
 
@@ -150,7 +170,10 @@ class StatusDesk:
 
     def _status(self, to: Event, event_id: EventId, agent_id: str, entry: LedgerEntry | None) -> SignalEvent:
         status = self._maker.signal(
-            STATUS, to_nodes=(to.source_node_id,), ref=to, details={"toAgentId": agent_id, **_details(entry)}
+            STATUS,
+            to_nodes=(to.source_node_id,),
+            ref=to,
+            details={"toAgentId": agent_id, "requestEventId": to.event_id, **_details(entry)},
         )
         return replace(status, payload=replace(status.payload, ref_event_id=event_id))
 

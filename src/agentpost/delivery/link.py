@@ -1,10 +1,11 @@
 """One link as a session without I/O: frames in, frames out, one session for each connection. `hub` has all of them.
 
 Either side may have dialled; both subscribe to what they want of the other. A session exists for a peer that proved
-who it is. A frame that breaks a rule ends it: `receive` raises the refusal, `frames_to_send` has the last word for the
-peer, `audit` the entry to record. What was under way is asked for again, from the cursor, on the next link.
+who it is. A frame that breaks a rule ends it: `refusal` says why, `frames_to_send` has the last word for the peer,
+`audit` the entry to record. What was under way is asked for again, from the cursor, on the next link.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -71,6 +72,7 @@ class _Lane(Struct, kw_only=True):
 
     frames: deque[tuple[Events, int]] = field(default_factory=deque[tuple[Events, int]])
     size_bytes: int = 0
+    work: asyncio.Task[None] | None = None
 
 
 class LinkSession:
@@ -114,41 +116,29 @@ class LinkSession:
         store = self._hub.store
         return [encode_frame(Hello(node=store.node_id, epoch=store.epoch, version=LINK_VERSION))]
 
-    async def receive(self, frame: bytes) -> list[bytes]:
-        """Take a frame of the peer to its end; gives what can be sent after it. A refusal ends the session."""
-        if self._is_closed:
-            raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
-        self._heard_at_ms = self._hub.clock.monotonic_ms()
-        try:
-            self._charge(len(frame))
-            if await self._receive(decode_frame(frame)):
-                self._give_back(len(frame))
-        except Refusal as refusal:
-            self.refuse(refusal)
-            raise
-        self._on_wake()
-        return self.frames_to_send()
-
     async def take(self, frame: bytes) -> None:
-        """Take a frame of the peer, and leave it to `frames_to_send` what follows.
+        """Take a frame of the peer, and leave it to `frames_to_send` what follows. A refusal ends the session.
 
         For edges that read and write independently: whoever waits to send before it reads on waits for a peer that
         may be waiting in the same way. For the same reason events wait for the disk in a lane of their own, one for
         each subscription, and hold up nothing else; how much can be in a lane is bounded by the credit that was given.
+        `drained` waits for the lanes. Events that are refused there end the session later, without a raise here.
         """
         if self._is_closed:
             raise self.refusal or Refusal(Code.UNAVAILABLE, "the session is closed")
         self._heard_at_ms = self._hub.clock.monotonic_ms()
         try:
             self._charge(len(frame))
-            found = decode_frame(frame)
-            if isinstance(found, Events) and self.is_open:
-                self._put_in_lane(found, len(frame))
-            elif await self._receive(found):
+            if await self._receive(decode_frame(frame), len(frame)):
                 self._give_back(len(frame))
         except Refusal as refusal:
             self.refuse(refusal)
             raise
+
+    async def drained(self) -> None:
+        """Wait until all events that were taken so far are on the disk, or are refused."""
+        while lanes := [lane.work for lane in self._lanes.values() if lane.work is not None]:
+            await asyncio.wait(lanes)
 
     def _charge(self, size_bytes: int) -> None:
         """Count a frame as one that brings nothing, until it has; see `_give_back`."""
@@ -172,7 +162,7 @@ class LinkSession:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
-            self._hub.tasks.spawn(self._work_lane(key, lane), name=f"{frame.source} from {self.peer}")
+            lane.work = self._hub.tasks.spawn(self._work_lane(key, lane), name=f"{frame.source} from {self.peer}")
         lane.size_bytes += size_bytes
         if lane.size_bytes > _MOST_LANE_BYTES:
             raise Refusal(Code.RATE_LIMITED, f"{self.peer} sends more of {frame.source} than it was asked for")
@@ -346,8 +336,11 @@ class LinkSession:
 
     # Frames
 
-    async def _receive(self, frame: Frame) -> bool:
-        """Deal with a frame. True if it brought something, False for what a peer could say for ever."""
+    async def _receive(self, frame: Frame, size_bytes: int) -> bool:
+        """Deal with a frame. True if it brought something, False for what a peer could say for ever.
+
+        Whether events bring something is known once they are taken; see `_work_lane`.
+        """
         if isinstance(frame, Hello):
             self._hello(frame)
             return False
@@ -355,7 +348,7 @@ class LinkSession:
             raise Refusal(Code.MALFORMED, "a link begins with hello", field="frame")
         match frame:
             case Events():
-                return await self._take(frame)
+                self._put_in_lane(frame, size_bytes)
             case Credit():
                 return await self._credit(frame)
             case Subscribe():

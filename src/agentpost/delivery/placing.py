@@ -4,6 +4,7 @@ Adds to `protocol/routing` what only the engine knows: that this gateway itself 
 can be sealed for. Writes nothing.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -15,12 +16,15 @@ from agentpost.protocol.envelope import Event, Trace
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.routing import Decision, Recipient, Rejected, RouteRequest, decide_route, is_live
-from agentpost.protocol.snapshot import MOST_WAITING, NodeStatus, RoomSnapshot
+from agentpost.protocol.snapshot import MOST_NOT_TAKEN, MOST_WAITING, NodeStatus, RoomSnapshot
+from agentpost.store.interface import Store
+from agentpost.world import Clock
 
-__all__ = ["MAX_RECIPIENTS", "Placement", "Placer", "RecipientReceipt", "engaged_by", "place"]
+__all__ = ["MAX_RECIPIENTS", "NotTaken", "Placement", "Placer", "RecipientReceipt", "engaged_by", "place"]
 
 MAX_RECIPIENTS: Final = 1000
 _KEEP_MS: Final = 100
+_COUNT_EVERY_MS: Final = 1_000
 _MOST_KEPT: Final = 256
 
 
@@ -48,6 +52,13 @@ class RecipientReceipt(Struct, frozen=True, kw_only=True, rename="camel"):
         Meta(
             description="How much has come to the gateway, for all of its agents, since the oldest that is not done; "
             "None if it has not said."
+        ),
+    ]
+    not_taken: Annotated[
+        int,
+        Meta(
+            description="How many messages this gateway has sent to that one which it has not taken yet, some of the "
+            f"last second left out; {MOST_NOT_TAKEN:,} or more where there are more than are counted."
         ),
     ]
 
@@ -112,10 +123,12 @@ class Placement(Struct, frozen=True, kw_only=True):
             for recipient in self.unroutable
         ]
 
-    def receipts(self, view: RoomView, *, now_ms: int) -> tuple[RecipientReceipt, ...]:
-        return tuple(self._receipt(recipient, view, now_ms) for recipient in self.recipients)
+    def receipts(self, view: RoomView, not_taken: Mapping[str, int], *, now_ms: int) -> tuple[RecipientReceipt, ...]:
+        return tuple(self._receipt(recipient, view, not_taken, now_ms) for recipient in self.recipients)
 
-    def _receipt(self, recipient: Recipient, view: RoomView, now_ms: int) -> RecipientReceipt:
+    def _receipt(
+        self, recipient: Recipient, view: RoomView, not_taken: Mapping[str, int], now_ms: int
+    ) -> RecipientReceipt:
         node_id = recipient.node_id
         node = None if node_id is None else self.room.nodes.get(node_id)
         seen_ms = None if node_id is None else view.last_seen_ms(node_id)
@@ -127,6 +140,7 @@ class Placement(Struct, frozen=True, kw_only=True):
             last_seen_ms=seen_ms,
             waiting=None if node_id is None else view.waiting_for(recipient.agent_id, node_id=node_id),
             gateway_waiting=None if node_id is None else view.waiting_at(node_id),
+            not_taken=0 if node_id is None else not_taken.get(node_id, 0),
         )
 
 
@@ -144,6 +158,23 @@ def place(request: RouteRequest, view: RoomView, *, own_node_id: str, now_ms: in
     return Placement.of(
         tuple(_reachable(each, view, own_node_id) for each in route.recipients), rejected=route.rejected, room=room
     )
+
+
+class NotTaken:
+    """How much each gateway has not taken yet of what was sent to it from here. Counted at most once a second."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._counts: dict[str, int] = {}
+        self._counted_at_ms: int | None = None
+
+    def counts(self) -> Mapping[str, int]:
+        now_ms = self._clock.monotonic_ms()
+        if self._counted_at_ms is None or now_ms - self._counted_at_ms >= _COUNT_EVERY_MS:
+            found = self._store.unaccepted_counts(most=MOST_NOT_TAKEN)
+            self._counts, self._counted_at_ms = {each.node_id: each.count for each in found}, now_ms
+        return self._counts
 
 
 class _Kept(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_conten
 from agentpost.delivery.gathering import Gatherer, Posting, Waiting, check_readable, message_of
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.messages import Receipt, RecipientReceipt, SendRequest
-from agentpost.delivery.placing import Placement, Placer, engaged_by
+from agentpost.delivery.placing import NotTaken, Placement, Placer, engaged_by
 from agentpost.delivery.policy import earliest_due_ms, in_time
 from agentpost.delivery.ports import Content, RoomView, Wakeups
 from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
@@ -75,9 +75,11 @@ class Publisher:
         self._wakeups = wakeups
         self._max_inline_bytes = max_inline_bytes
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
+        self._not_taken = NotTaken(store, clock)
         self._gatherer = Gatherer(
             store=store,
             room=room,
+            not_taken=self._not_taken,
             sealer=sealer,
             clock=clock,
             wakeups=wakeups,
@@ -193,7 +195,7 @@ class Publisher:
                 event_id=event.event_id,
                 corr_id=event.corr_id,
                 seq=appended.first_seq + at,
-                recipients=placement.receipts(self._room, now_ms=now_ms),
+                recipients=placement.receipts(self._room, self._not_taken.counts(), now_ms=now_ms),
                 rejected=placement.rejected,
             )
             for at, (event, placement) in enumerate(sealed)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from agentpost.delivery.deciding import (
     OWNER_SILENT,
+    AskReader,
     AskStatus,
     GiveUp,
     Move,
@@ -23,16 +24,16 @@ from agentpost.delivery.deciding import (
     Wait,
     decide,
 )
-from agentpost.delivery.incidents import status_request
+from agentpost.delivery.incidents import request_of, status_request
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.placing import engaged_by
 from agentpost.delivery.policy import DeliveryPolicy, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.postmaster import NonDelivery
-from agentpost.delivery.whereabouts import Whereabouts, locate
+from agentpost.delivery.whereabouts import Place, Whereabouts, locate
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Change, Delivery
-from agentpost.protocol.envelope import Event, resend_of
+from agentpost.protocol.envelope import Event, SignalEvent, resend_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
@@ -54,6 +55,9 @@ _LOOK_EVERY_MS: Final = 10_000
 _STEP_MS: Final = 1_000
 _AFTER_A_FAILURE_SECONDS: Final = 5.0
 _UNACCEPTED: Final = (DeliveryState.EMITTED, DeliveryState.RETRY_PENDING)
+_AWAY: Final = (Place.AWAY, Place.IN_DOUBT)
+# More than one event can have recipients.
+_PASSED_A_STEP: Final = 4_096
 # What the store says of a write that does not fit what it holds. Everything else is the disk's trouble.
 _OVERTAKEN: Final = frozenset({Code.INVALID_TRANSITION, Code.NOT_FOUND, Code.INVALID_FIELD, Code.TOO_LARGE})
 
@@ -107,6 +111,12 @@ class Retrier:
         self._wake = asyncio.Event()
         # At the start nobody is known to be there: whoever is may have come back while this gateway was down.
         self._live: set[str] = set()
+        # How far gateways have read that said so in an answer, and whom an answer is awaited of, and since when.
+        self._answered: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+        self._silent_since: dict[str, int] = {}
+        # Through where it is known that mail that is not accepted was passed over.
+        self._seen_through: dict[str, int] = {}
         self._sleeps_until_ms = 0
         wakeups.listen(timer=self._timer_set)
 
@@ -139,7 +149,49 @@ class Retrier:
         count = await self.node_is_back(*back) if back else 0
         # Only now: what a full disk did not take is made up for with the next look.
         self._live = live
+        await self._notice_passed(live)
         return count
+
+    def hear(self, signals: Sequence[SignalEvent]) -> None:
+        """Note the answers of gateways that were asked how far they are: streams are in order, and so are answers."""
+        for signal in signals:
+            node_id, request_id = signal.source_node_id, request_of(signal)
+            stored = None if request_id is None else self._store.find_event(request_id)
+            request = None if request_id is None else self._event(request_id)
+            if stored is not None and isinstance(request, SignalEvent) and node_id in request.to_nodes:
+                self._answered[node_id] = max(self._answered.get(node_id, 0), stored.seq)
+                self._asked.pop(node_id, None)
+                self._silent_since.pop(node_id, None)
+
+    def _passed(self) -> dict[str, int]:
+        """How far each gateway has read for certain. Those that are not linked, and have not answered, are missing."""
+        passed = dict(self._answered)
+        for node_id, seq in self._read_through().items():
+            passed[node_id] = max(seq, passed.get(node_id, 0))
+        return passed
+
+    async def _notice_passed(self, live: set[str]) -> None:
+        """Look soon at mail that its gateway has passed over, and that was put off until then."""
+        now_ms = self._clock.now_ms()
+        soon_ms = now_ms + 2 * round(self._policy.accepted_ack_timeout_seconds * 1000)
+        for node_id, through_seq in self._passed().items():
+            if node_id not in live:
+                continue
+            after_seq = self._seen_through.get(node_id, 0)
+            while page := self._store.unaccepted_by(
+                node_id, after_seq=after_seq, through_seq=through_seq, limit=_PASSED_A_STEP
+            ):
+                waiting = [
+                    (each.event_id, each.to_agent_id, now_ms)
+                    for each in page
+                    if each.state is DeliveryState.EMITTED and each.due_at_ms is not None and each.due_at_ms > soon_ms
+                ]
+                if waiting:
+                    await self._store.reschedule(waiting)
+                    await self._keep_sla_of(waiting)
+                # Several of one event stand at one place, and a page may end between them.
+                after_seq = page[-1].seq - (len(page) == _PASSED_A_STEP)
+            self._seen_through[node_id] = through_seq
 
     async def node_is_back(self, *node_ids: str) -> int:
         """Give what waits for these gateways the usual time to be accepted, from now on. Gives how much that was.
@@ -223,8 +275,9 @@ class Retrier:
             ):
                 match command:
                     case Wait():
-                        # Away now, whatever the last look around found: its return is news, however soon it comes.
-                        self._live.discard(delivery.to_node_id or "")
+                        if found.place in _AWAY:
+                            # Whatever the last look around found: its return is news, however soon it comes.
+                            self._live.discard(delivery.to_node_id or "")
                         plan.waits.append((delivery.event_id, delivery.to_agent_id, command.due_at_ms))
                     case Move():
                         plan.changes.append(command.change)
@@ -236,9 +289,30 @@ class Retrier:
                         plan.incidents.append(_incident(command, now_ms))
                     case AskStatus():
                         plan.events.append(status_request(self._maker, delivery, to_node_id=command.to_node_id))
+                    case AskReader() if self._may_ask(command.to_node_id):
+                        plan.events.append(status_request(self._maker, delivery, to_node_id=command.to_node_id))
+                    case AskReader():
+                        pass
         if resends and event is not None:
             self._resend(plan, resends, event, room)
         return plan
+
+    def _may_ask(self, node_id: str) -> bool:
+        """Once for all mail of a gateway, and again only if its answer is lost, perhaps."""
+        now_ms = self._clock.monotonic_ms()
+        asked_ms = self._asked.get(node_id)
+        if asked_ms is not None and now_ms - asked_ms < self._policy.away_check_seconds * 1000:
+            return False
+        self._asked[node_id] = now_ms
+        self._silent_since.setdefault(node_id, now_ms)
+        return True
+
+    def _is_silent(self, node_id: str) -> bool:
+        """Whether a gateway that is there has answered nothing for so long that nothing is expected of it any more."""
+        since_ms = self._silent_since.get(node_id)
+        return since_ms is not None and (
+            self._clock.monotonic_ms() - since_ms >= self._policy.processed_sla_seconds * 1000
+        )
 
     def _resend(self, plan: _Plan, resends: list[Resend], event: Event, room: RoomSnapshot) -> None:
         """One more send of the event, for the gateways that have not accepted it: the others have it."""
@@ -316,14 +390,23 @@ class Retrier:
 
     def _locate(self, delivery: Delivery, room: RoomSnapshot, passed: Mapping[str, int], now_ms: int) -> Whereabouts:
         node_id = delivery.to_node_id
-        return locate(
+        found = locate(
             delivery,
             room=room,
             own_node_id=self._store.node_id,
-            has_passed=node_id is not None and passed.get(node_id, 0) >= delivery.seq,
+            has_passed=None if node_id is None else self._has_passed(node_id, delivery.seq, passed),
             is_revoked=self._room.is_revoked,
             now_ms=now_ms,
         )
+        if found.place is Place.UNHEARD and self._is_silent(found.node_id or ""):
+            # Nothing hangs for ever: what it may have passed is sent again, and in the end its sender is told.
+            return replace(found, place=Place.THERE)
+        return found
+
+    def _has_passed(self, node_id: str, seq: int, linked: Mapping[str, int]) -> bool | None:
+        if max(linked.get(node_id, 0), self._answered.get(node_id, 0)) >= seq:
+            return True
+        return False if node_id in linked else None
 
     # Writing
 

@@ -18,7 +18,9 @@ __all__ = ["Place", "Whereabouts", "locate"]
 
 
 class Place(StrEnum):
-    THERE = "there"  # its gateway is there: what is not accepted in time is sent again
+    THERE = "there"  # its gateway is there, and has read beyond the mail without taking it: it is sent again
+    BEHIND = "behind"  # its gateway is there, and has not read so far: the mail waits its turn
+    UNHEARD = "unheard"  # its gateway is there, and how far it has read is not known: it is asked
     AWAY = "away"  # its gateway is known to be away: the mail waits, and no attempt is spent
     IN_DOUBT = "in_doubt"  # away, and somebody could stand in, but nobody knows whether the silent one took it
     MOVED = "moved"  # another gateway may have it, and the one before cannot
@@ -38,15 +40,37 @@ def locate(
     *,
     room: RoomSnapshot,
     own_node_id: str,
-    has_passed: bool,
+    has_passed: bool | None,
     is_revoked: Callable[[str], bool],
     now_ms: int,
 ) -> Whereabouts:
     """Find the recipient of a delivery that nobody has accepted.
 
-    `has_passed`: the gateway it was sent to says that it has read beyond it. `is_revoked`: whether a gateway is out of
-    the mesh for good.
+    `has_passed`: whether the gateway it was sent to says that it has read beyond it; None if it has not said how far it
+    is. `is_revoked`: whether a gateway is out of the mesh for good.
     """
+    found = _locate(
+        delivery,
+        room=room,
+        own_node_id=own_node_id,
+        has_passed=has_passed is True,
+        is_revoked=is_revoked,
+        now_ms=now_ms,
+    )
+    if found.place is not Place.THERE or has_passed:
+        return found
+    return Whereabouts(place=Place.UNHEARD if has_passed is None else Place.BEHIND, node_id=found.node_id)
+
+
+def _locate(
+    delivery: Delivery,
+    *,
+    room: RoomSnapshot,
+    own_node_id: str,
+    has_passed: bool,
+    is_revoked: Callable[[str], bool],
+    now_ms: int,
+) -> Whereabouts:
     node_id = delivery.to_node_id
     is_out = node_id is not None and is_revoked(node_id)
     route = _route(delivery, room, now_ms)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 __all__ = [
+    "MOST_NOT_TAKEN",
     "MOST_WAITING",
     "RoomSnapshot",
     "NodeRecord",
@@ -35,6 +36,8 @@ Number = int | float
 
 # How far a gateway counts what it has waiting for one agent: so many means so many or more.
 MOST_WAITING: Final = 1_000
+# What a gateway has not taken yet is counted so far: it would take too long, and says no more.
+MOST_NOT_TAKEN: Final = 100_000
 
 
 class NodeTier(StrEnum):

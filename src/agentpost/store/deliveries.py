@@ -10,7 +10,7 @@ from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
 from agentpost.store.rules import move_deliveries, not_resendable
 from agentpost.store.transaction import Transaction
-from agentpost.store.values import ResentLetter
+from agentpost.store.values import ResentLetter, Unaccepted
 
 __all__ = [
     "apply_changes",
@@ -23,6 +23,8 @@ __all__ = [
     "note_resent",
     "purge",
     "reschedule",
+    "unaccepted_by",
+    "unaccepted_counts",
 ]
 
 
@@ -125,6 +127,18 @@ def deliveries_of(database: Database, event_id: EventId) -> list[Delivery]:
 
 def due_deliveries(database: Database, now_ms: int, limit: int) -> list[Delivery]:
     return [_delivery(row) for row in database.rows(SQL.due_deliveries, (now_ms, limit))]
+
+
+def unaccepted_by(database: Database, node_id: str, after_seq: int, through_seq: int, limit: int) -> list[Delivery]:
+    return [_delivery(row) for row in database.rows(SQL.unaccepted_by, (after_seq, through_seq, node_id, limit))]
+
+
+def unaccepted_counts(database: Database, most: int) -> list[Unaccepted]:
+    return [
+        Unaccepted(node_id=node_id, count=count, since_ms=database.value(SQL.unaccepted_since, (first_seq,)))
+        for node_id, count, first_seq in database.rows(SQL.unaccepted_counts, (most,))
+        if node_id is not None
+    ]
 
 
 def next_due_at_ms(database: Database) -> int | None:

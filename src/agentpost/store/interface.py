@@ -45,6 +45,7 @@ from agentpost.store.values import (
     Subscriber,
     TaskEntry,
     TasksRebuilt,
+    Unaccepted,
     Watermarks,
 )
 
@@ -113,6 +114,14 @@ class Store(ExternalStore, Protocol):
 
     def due_deliveries(self, now_ms: int, *, limit: int = 256) -> list[Delivery]:
         """The deliveries whose timer has run out, the longest overdue first."""
+        ...
+
+    def unaccepted_by(self, node_id: str, *, after_seq: int, through_seq: int, limit: int = 256) -> list[Delivery]:
+        """What a gateway has not accepted of these places of the outbox, in their order."""
+        ...
+
+    def unaccepted_counts(self, *, most: int) -> list[Unaccepted]:
+        """How much each gateway has not accepted, by its name; of the `most` oldest that nobody accepted."""
         ...
 
     def next_due_at_ms(self) -> int | None:

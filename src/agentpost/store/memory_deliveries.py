@@ -11,7 +11,7 @@ from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_mirrors import MemoryMirrors
-from agentpost.store.values import ResentLetter
+from agentpost.store.values import ResentLetter, Unaccepted
 
 __all__ = ["MemoryDeliveries", "Pair"]
 
@@ -57,6 +57,29 @@ class MemoryDeliveries(MemoryMirrors):
         due = [(due_at_ms, delivery) for due_at_ms, delivery in self._timers() if due_at_ms <= now_ms]
         due.sort(key=lambda timer: (timer[0], timer[1].event_id, timer[1].to_agent_id))
         return [delivery for _, delivery in due[:limit]]
+
+    def unaccepted_by(self, node_id: str, *, after_seq: int, through_seq: int, limit: int = 256) -> list[Delivery]:
+        found = [
+            each for each in self._unaccepted() if each.to_node_id == node_id and after_seq < each.seq <= through_seq
+        ]
+        return found[: max(limit, 0)]
+
+    def unaccepted_counts(self, *, most: int) -> list[Unaccepted]:
+        first: dict[str, Delivery] = {}
+        counts = Counter[str]()
+        for each in self._unaccepted()[: max(most, 0)]:
+            if each.to_node_id is not None:
+                first.setdefault(each.to_node_id, each)
+                counts[each.to_node_id] += 1
+        return [
+            Unaccepted(node_id=node_id, count=counts[node_id], since_ms=first[node_id].emitted_at_ms)
+            for node_id in sorted(counts)
+        ]
+
+    def _unaccepted(self) -> list[Delivery]:
+        self._check_open()
+        found = [each for each in self._deliveries.values() if each.state in _UNACCEPTED]
+        return sorted(found, key=lambda each: (each.seq, each.event_id, each.to_agent_id))
 
     def next_due_at_ms(self) -> int | None:
         return min((due_at_ms for due_at_ms, _ in self._timers()), default=None)

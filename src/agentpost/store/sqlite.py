@@ -67,6 +67,7 @@ from agentpost.store.values import (
     Subscriber,
     TaskEntry,
     TasksRebuilt,
+    Unaccepted,
     Watermarks,
 )
 from agentpost.store.writer import Writer
@@ -216,6 +217,12 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
 
     def due_deliveries(self, now_ms: int, *, limit: int = 256) -> list[Delivery]:
         return deliveries.due_deliveries(self._reader(), now_ms, limit)
+
+    def unaccepted_by(self, node_id: str, *, after_seq: int, through_seq: int, limit: int = 256) -> list[Delivery]:
+        return deliveries.unaccepted_by(self._reader(), node_id, after_seq, through_seq, limit)
+
+    def unaccepted_counts(self, *, most: int) -> list[Unaccepted]:
+        return deliveries.unaccepted_counts(self._reader(), most)
 
     def next_due_at_ms(self) -> int | None:
         return deliveries.next_due_at_ms(self._reader())

@@ -50,6 +50,7 @@ __all__ = [
     "TaskEntry",
     "TasksRebuilt",
     "Watermarks",
+    "Unaccepted",
 ]
 
 CHAIN_START: Final = bytes(32)
@@ -213,6 +214,14 @@ class BacklogItem(Struct, frozen=True, kw_only=True):
     source_node_id: str
     source_seq: int
     raw: bytes
+
+
+class Unaccepted(Struct, frozen=True, kw_only=True):
+    """How much a gateway has not accepted of what was sent to it, and when the oldest of that was sent."""
+
+    node_id: str
+    count: int
+    since_ms: int
 
 
 class ResentLetter(Struct, frozen=True, kw_only=True):

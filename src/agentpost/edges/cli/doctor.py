@@ -1,6 +1,7 @@
 """`doctor`: what is wrong with the gateway of this machine, and what to do about it."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from agentpost.config import CONFIG_FILE, load_settings
-from agentpost.edges.cli.gateway import NO_PROOF, home_of_node
+from agentpost.edges.cli.gateway import NO_PROOF, home_of_node, not_taken
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
 from agentpost.edges.operator_client import OperatorClient
@@ -19,6 +20,8 @@ from agentpost.store.integrity import check_home
 __all__ = ["register"]
 
 _LEAST_FREE_BYTES: Final = 50_000_000
+# Mail that a gateway which is there has not taken in this time is slow mail.
+_LATE_SECONDS: Final = 300
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +39,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
         _finding("proofs", lambda: _proofs_are_wanted(path)),
         _finding("seeds", lambda: _seeds_are_there(path)),
+        _finding("mail", lambda: _mail_is_taken(path)),
         _finding("incidents", lambda: _nothing_needs_a_look(path)),
     ]
     if output is Format.JSON:
@@ -104,6 +108,23 @@ def _seeds_are_there(path: Path) -> str:
         hint = "What is sent is kept, and goes out once one is. Look at that gateway, and at the way there."
         raise Refusal(Code.UNAVAILABLE, told, hint=hint)
     # One of them is enough to reach everybody.
+    return told
+
+
+def _mail_is_taken(path: Path) -> str:
+    try:
+        status: dict[str, Any] = OperatorClient(path).get("/operator/status")
+    except Refusal:
+        return "not known while no gateway runs"
+    found: list[dict[str, Any]] = status.get("notTaken") or []
+    told = "; ".join(not_taken(each) for each in found) or "all of it is taken"
+    late_ms = time.time() * 1000 - _LATE_SECONDS * 1000
+    if any(each["isOnline"] and each["oldestSentAtMs"] < late_ms for each in found):
+        hint = (
+            "Nothing is lost and nothing is sent twice: it waits its turn. Look at the line to that gateway and, with "
+            "`agentpost doctor` on its machine, at its disk."
+        )
+        raise Refusal(Code.UNAVAILABLE, told, hint=hint)
     return told
 
 

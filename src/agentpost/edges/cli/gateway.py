@@ -15,7 +15,7 @@ import uvloop
 
 from agentpost.config import CONFIG_FILE, Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption, NodeOption
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
+from agentpost.edges.cli.output import Format, FormatOption, ago, escape, print_json, stderr, stdout
 from agentpost.edges.garbage import spare_what_stays
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
@@ -23,7 +23,7 @@ from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
 from agentpost.world import SystemChance, SystemClock
 
-__all__ = ["NO_PROOF", "home_of_node", "quiet_libraries", "register"]
+__all__ = ["NO_PROOF", "home_of_node", "not_taken", "quiet_libraries", "register"]
 
 _WAIT_SECONDS: Final = 30.0
 _LOG_FILE: Final = "gateway.log"
@@ -251,9 +251,19 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     stdout.print(f"  outbox: seq {found['outboxSeq']:,}", highlight=False)
     stdout.print(f"  inbox: seq {found['inboxSeq']:,}, settled up to {found['inboxAckedSeq']:,}", highlight=False)
     stdout.print(f"  payloads: {found['payloads']:,} with {found['payloadBytes']:,} bytes", highlight=False)
+    waiting: list[dict[str, Any]] = found.get("notTaken") or []
+    for each in waiting:
+        stdout.print(f"  {escape(not_taken(each))}", highlight=False, soft_wrap=True)
     stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
     if found.get("insecureNoProof"):
         stdout.print(f"[bold red]WARNING[/bold red]: {NO_PROOF}", highlight=False)
+
+
+def not_taken(found: dict[str, Any]) -> str:
+    """How much a gateway has not taken yet, in words."""
+    presence = "online" if found["isOnline"] else "away"
+    oldest = ago(time.time() * 1000 - found["oldestSentAtMs"])
+    return f"{found['count']:,} not taken yet by {found['nodeId']} ({presence}), the oldest sent {oldest}"
 
 
 def home_of_node(node: str | None, home: Path | None) -> Path:

@@ -37,7 +37,7 @@ from agentpost.edges.cli.output import (
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.payloads import Kind, Priority
-from agentpost.protocol.snapshot import MOST_WAITING
+from agentpost.protocol.snapshot import MOST_NOT_TAKEN, MOST_WAITING
 
 __all__ = ["only_agent", "register"]
 
@@ -320,7 +320,8 @@ def _print_receipt(receipt: dict[str, Any]) -> None:
         name = escape(f"{recipient['agentId']}@{recipient['nodeId'] or '?'}")
         if recipient["isOnline"]:
             has_backlog = (recipient.get("waiting") or 0) >= _BACKLOG
-            stdout.print(f"  to {name}{_waiting(recipient) if has_backlog else ''}", highlight=False, soft_wrap=True)
+            told = (_waiting(recipient) if has_backlog else "") + _not_taken(recipient)
+            stdout.print(f"  to {name}{told}", highlight=False, soft_wrap=True)
             continue
         seen = recipient.get("lastSeenMs")
         since = f", last seen {ago(now_ms - seen)}" if seen else ""
@@ -340,6 +341,13 @@ def _waiting(recipient: dict[str, Any]) -> str:
         or_more = " or more" if own >= MOST_WAITING else ""
         return f", {own:,}{or_more} waiting for it" if own else ""
     return f", {at_gateway:,} waiting at its gateway" if at_gateway else ""
+
+
+def _not_taken(recipient: dict[str, Any]) -> str:
+    """What is still on its way to a gateway that is there."""
+    count = recipient.get("notTaken") or 0
+    or_more = " or more" if count >= MOST_NOT_TAKEN else ""
+    return f", {count:,}{or_more} not taken yet by its gateway" if count >= _BACKLOG else ""
 
 
 def _print_answers(client: OperatorClient, event_id: str, patience: float, output: Format) -> None:

@@ -30,6 +30,24 @@ SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, 
   emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
 FROM deliveries WHERE due_at_ms <= ? ORDER BY due_at_ms, event_id, to_agent_id LIMIT ?
 
+-- name: unaccepted_by
+SELECT event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id
+FROM deliveries INDEXED BY deliveries_unaccepted
+WHERE state IN ('Emitted', 'RetryPending') AND seq > ? AND seq <= ? AND to_node_id = ?
+ORDER BY seq, event_id, to_agent_id LIMIT ?
+
+-- name: unaccepted_counts
+-- The index alone has all of it.
+SELECT to_node_id, count(*), min(seq) FROM (
+  SELECT to_node_id, seq FROM deliveries INDEXED BY deliveries_unaccepted
+  WHERE state IN ('Emitted', 'RetryPending') ORDER BY seq LIMIT ?
+) GROUP BY to_node_id ORDER BY to_node_id
+
+-- name: unaccepted_since
+SELECT min(emitted_at_ms) FROM deliveries INDEXED BY deliveries_unaccepted
+WHERE state IN ('Emitted', 'RetryPending') AND seq = ?
+
 -- name: next_due_delivery
 SELECT due_at_ms FROM deliveries WHERE due_at_ms IS NOT NULL ORDER BY due_at_ms LIMIT 1
 
