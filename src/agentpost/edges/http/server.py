@@ -11,6 +11,7 @@ from agentpost.config import Settings
 from agentpost.edges.http.guarded import guarded_server
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import PublicDoor
+from agentpost.edges.http.strict import StrictRequests, names_of
 from agentpost.edges.legacy_room import LegacyRoomLink
 from agentpost.edges.mailbox.http import MailboxDoor
 from agentpost.edges.runtimes import make_runtime
@@ -54,7 +55,10 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
         ):
             servers = [
                 guarded_server(app, most_frame_bytes=MAX_FRAME_BYTES, drain_seconds=_DRAIN_SECONDS)
-                for app in (door, _with_mailbox(gateway, seeds))
+                for app in (
+                    StrictRequests(door, names=names_of(gateway.settings.public_url, gateway.settings.listen_host)),
+                    StrictRequests(_with_mailbox(gateway, seeds), names=None),
+                )
             ]
             runs = [
                 tasks.spawn(server.serve(sockets=[at]), name=name)
