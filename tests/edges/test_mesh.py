@@ -20,6 +20,8 @@ from tests.edges.running import RunningGateway, running_gateway
 # Rounds of fifty connections over real sockets; tests/edges/test_ticket_race.py has a thousand without them.
 ROUNDS = 3 * int(os.environ.get("AGENTPOST_TEST_ROUNDS", "1"))
 
+JSON = {"content-type": "application/json"}
+
 
 async def status_of(attempt: connect) -> tuple[int, dict[str, Any]]:
     """The HTTP answer to a WebSocket that was refused: status and body. No 101 was sent."""
@@ -85,8 +87,11 @@ def test_the_exchange_refuses_with_the_codes_of_the_spec(seed: RunningGateway, s
     assert code_of(stranger.exchange(token, nonce="the-same-nonce-every-time")) == (409, "replay_detected")
     assert code_of(stranger.exchange(token, requestedRooms=["another"])) == (403, "room_denied")
     assert code_of(stranger.exchange(None)) == (401, "node_proof_invalid")
-    assert code_of(httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"{")) == (400, "malformed")
-    deep = httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"[" * 100_000)
+    assert code_of(httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"{", headers=JSON)) == (
+        400,
+        "malformed",
+    )
+    deep = httpx.post(f"{stranger.url}/ansible/auth/exchange", content=b"[" * 100_000, headers=JSON)
     assert (code_of(deep), deep.json()["error"]["message"]) == ((400, "malformed"), "the JSON is nested too deeply")
     assert "Traceback" not in seed.log
 

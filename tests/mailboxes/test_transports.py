@@ -167,8 +167,9 @@ async def test_nobody_comes_in_without_the_token(file: FileMailbox) -> None:
     "begun",
     [
         b"",
-        b"POST /ansible/mailbox/bob/enqueue HTTP/1.1\r\nHost: x\r\n",
-        b"POST /ansible/mailbox/bob/enqueue HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
+        b"POST /ansible/mailbox/bob/enqueue HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /ansible/mailbox/bob/enqueue HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 1000\r\nContent-Type: application/json\r\n\r\n{",
     ],
     ids=["nothing", "half of the headers", "half of the body"],
 )

@@ -36,7 +36,7 @@ _LONGEST_ETA_SECONDS: Final = 31_536_000
 class Contracts(Protocol):
     """The contracts of capabilities (CAP-5), as far as tasks need them."""
 
-    def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
+    async def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
         """Refuse what a task of these capabilities cannot begin with."""
         ...
 
@@ -56,7 +56,7 @@ class Contracts(Protocol):
 class NoContracts:
     """For a gateway without capabilities: everything fits."""
 
-    def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
+    async def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
         pass
 
     def check_eta(self, record: TaskRecord, eta_seconds: float) -> None:

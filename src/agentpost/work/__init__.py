@@ -7,7 +7,7 @@ coordination    who says when to sweep
 sweep           one gateway's part of it; `sweeping` are its decisions, `notices` its words
 context         what an agent should know before its next turn, as one block of text
 settings        modes and limits: the table [work]
-contracts       JSON Schema, for what goes into a task and comes out of it
+contracts       JSON Schema, for what goes into a task and comes out of it; evaluated by the child `contract_process`
 commons         what all agents share: the parts below, put together
 capabilities/   what an agent offers: published, found, withdrawn
 skills/         folders with SKILL.md: resolved, bundled, installed

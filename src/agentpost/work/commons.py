@@ -20,6 +20,7 @@ from agentpost.work.capabilities.catalog import Catalog
 from agentpost.work.capabilities.contracts import CapabilityContracts
 from agentpost.work.capabilities.desk import CapabilityDesk
 from agentpost.work.capabilities.records import CATALOG
+from agentpost.work.contracts import ContractChecker
 from agentpost.work.delegation.desk import DelegationDesk
 from agentpost.work.migration.bridge import Bridge
 from agentpost.work.reviews.board import ReviewBoard
@@ -48,8 +49,15 @@ class Commons:
         self._tasks = TaskOwner("commons")
         self.places = SkillPlaces(store, default=skills)
         self.book = ManifestBook(store)
+        self._checker = ContractChecker(clock)
         self.desk = CapabilityDesk(
-            store=store, room=room, signing=signing, clock=clock, book=self.book, places=self.places
+            store=store,
+            room=room,
+            signing=signing,
+            clock=clock,
+            book=self.book,
+            places=self.places,
+            checker=self._checker,
         )
         self.reviews = ReviewBoard(room)
         self.reporter = ReviewReporter(
@@ -61,7 +69,9 @@ class Commons:
         self.triggers = ReviewTriggers(
             store=store, room=room, moves=engine.task_moves, reporter=self.reporter, clock=clock
         )
-        self.contracts = CapabilityContracts(room=engine.room, book=self.book, reporter=self.reporter)
+        self.contracts = CapabilityContracts(
+            room=engine.room, book=self.book, reporter=self.reporter, checker=self._checker
+        )
         self.migration = Bridge(engine=engine, tasks=tasks, archive=archive)
         self.catalog = Catalog(
             room=engine.room,
@@ -84,6 +94,7 @@ class Commons:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self._checker.close()
 
     async def look(self) -> None:
         """Make true what is kept here: the room, the reviews that were not heard, a policy that nobody was told of."""

@@ -1,48 +1,191 @@
 """Contracts: JSON Schema, for what goes into a task and what comes out of it (CAP-5). Knows nothing of tasks.
 
-A contract is somebody else's text, so it is kept on a short lead: it refers to nothing outside itself, and is not long.
+A contract is a stranger's program: a short one can take hours and all memory. So the gateway never evaluates one
+itself. Child processes do (`contract_process`), within limits on CPU time and memory, and a child that reaches a limit
+is ended. A child starts when it is needed first, and stays until the gateway closes.
 """
 
-from functools import lru_cache
+import asyncio
+import contextlib
+import hashlib
+import os
+import sys
+from collections import OrderedDict
+from pathlib import Path
 from typing import Any, Final
 
-import jsonschema_rs
 import msgspec
 
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.plain import check_plain
+from agentpost.work import contract_process
+from agentpost.work.contract_process import HEAD, LENGTH, READY
+from agentpost.world import Clock
 
-__all__ = ["MAX_SCHEMA_BYTES", "check_contract", "check_schema"]
+__all__ = ["MAX_SCHEMA_BYTES", "ContractChecker"]
 
 MAX_SCHEMA_BYTES: Final = 64 * 1024
-_MOST_KEPT: Final = 256
-_MOST_PROBLEMS: Final = 3
-_MOST_TEXT: Final = 200
-# Patterns that take linear time, whatever they are matched with.
-_LINEAR: Final = jsonschema_rs.RegexOptions()
+_MOST_CHILDREN: Final = 2
+# An ordinary check takes less than a millisecond. A value that is itself large may take more, in proportion.
+_CPU_SECONDS: Final = 0.5
+_CPU_SECONDS_PER_BYTE: Final = 1 / (16 * 1024 * 1024)
+_MEMORY_BYTES: Final = 512 * 1024 * 1024
+_MEMORY_BYTES_PER_BYTE: Final = 8
+# A machine that has much to do gives a child little of its CPU; beyond this it is stuck.
+_CLOCK_PER_CPU: Final = 20
+_START_SECONDS: Final = 30.0
+# A contract that went over the budget is not tried again at once: each try would keep a child busy.
+_PENALTY_MS: Final = 60_000
+_MOST_REMEMBERED: Final = 256
 
 
-def check_schema(schema: Any, *, field: str = "schema") -> None:
-    """Refuse what is not a JSON Schema, is too large, or refers to something that is not in it."""
-    _validator(_encoded(schema, field), field)
+class ContractChecker:
+    """Validates in child processes. `close` ends them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._slots = asyncio.Semaphore(_MOST_CHILDREN)
+        self._children = set[_Child]()
+        self._idle = list[_Child]()
+        # Until when a contract is not tried again, by its hash.
+        self._refused_until_ms = OrderedDict[bytes, float]()
+        self._is_closed = False
+
+    async def check_schema(self, schema: Any, *, field: str = "schema") -> None:
+        """Refuse what is not a JSON Schema, refers to something outside itself, is too large or costs too much."""
+        await self._ask(_encoded(schema, field), b"", field)
+
+    async def check(self, schema: Any, value: Any, *, field: str) -> None:
+        """Refuse a value that is not what the schema describes; the refusal says where, and repeats nothing of it."""
+        # What could not travel is no matter for the validator, which gives up on it.
+        check_plain(value, field=field)
+        problems = await self._ask(_encoded(schema, field), msgspec.json.encode(value), field)
+        if problems:
+            # The validator's own words would quote the value, and refusals are logged.
+            told = "; ".join(f"/{place}: does not fit `{rule}`" for place, rule in problems)
+            raise Refusal(Code.CONTRACT_MISMATCH, f"{field} breaks the contract: {told}", field=field)
+
+    async def close(self) -> None:
+        """End the children; a check that still runs is refused."""
+        self._is_closed = True
+        await asyncio.gather(*(child.end() for child in self._children))
+        self._children.clear()
+
+    async def _ask(self, schema: bytes, value: bytes, field: str) -> list[tuple[str, str]]:
+        """The first places where the value breaks the schema; none if it fits."""
+        key = hashlib.sha256(schema).digest()
+        if self._refused_until_ms.get(key, 0) > self._clock.monotonic_ms():
+            raise _over_budget(field, is_published=bool(value))
+        async with self._slots:
+            child = await self._take()
+            try:
+                answer = await child.ask(schema, value)
+            finally:
+                if child.is_idle:
+                    self._idle.append(child)
+                else:
+                    self._children.discard(child)
+                    await child.end()
+        if self._is_closed:
+            raise _closed()
+        if answer is None:
+            self._refused_until_ms[key] = self._clock.monotonic_ms() + _PENALTY_MS
+            while len(self._refused_until_ms) > _MOST_REMEMBERED:
+                self._refused_until_ms.popitem(last=False)
+            raise _over_budget(field, is_published=bool(value))
+        if answer.schema_problem is not None:
+            problem = f"{field}: the contract is not a JSON Schema: {answer.schema_problem}"
+            raise Refusal(Code.INVALID_FIELD, problem, field=field)
+        return answer.problems
+
+    async def _take(self) -> "_Child":
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_idle:
+                return child
+            self._children.discard(child)
+        if self._is_closed:
+            raise _closed()
+        child = await _Child.start()
+        self._children.add(child)
+        return child
 
 
-def check_contract(schema: Any, value: Any, *, field: str) -> None:
-    """Refuse a value that is not what the schema describes; the refusal says where, and repeats nothing of it."""
-    # What could not travel is no matter for the validator, which gives up on it.
-    check_plain(value, field=field)
-    validator = _validator(_encoded(schema, field), field)
-    # What travels is JSON in another dress, so it is looked at as JSON.
-    plain: Any = msgspec.json.decode(msgspec.json.encode(value))
-    problems = [error for error, _ in zip(validator.iter_errors(plain), range(_MOST_PROBLEMS), strict=False)]
-    if problems:
-        told = "; ".join(f"{_place(error)}: {_said(error)}" for error in problems)
-        raise Refusal(Code.CONTRACT_MISMATCH, f"{field} breaks the contract: {told}", field=field)
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    problems: list[tuple[str, str]] = []
+    schema_problem: str | None = None
+
+
+class _Child:
+    """One process, which does one check at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._is_busy = False
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        self._requests, self._answers = process.stdin, process.stdout
+
+    @staticmethod
+    async def start() -> "_Child":
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", str(Path(contract_process.__file__))),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                # It finds what the gateway finds, and has nothing of the gateway's own.
+                env={"PYTHONPATH": os.pathsep.join(sys.path)},
+                cwd="/",
+                # Ctrl-C is for the gateway, which drains before it ends its children.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _not_started(error.strerror or str(error)) from None
+        child = _Child(process)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await child._answers.readexactly(len(READY))
+        except (TimeoutError, EOFError):
+            await child.end()
+            raise _not_started("it says nothing") from None
+        except BaseException:
+            await child.end()
+            raise
+        return child
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_busy and self._process.returncode is None
+
+    async def ask(self, schema: bytes, value: bytes) -> _Answer | None:
+        """The answer; None if the child reached a limit. Whoever cancels this has to end the child."""
+        cpu_seconds = _CPU_SECONDS + len(value) * _CPU_SECONDS_PER_BYTE
+        memory_bytes = _MEMORY_BYTES + len(value) * _MEMORY_BYTES_PER_BYTE
+        self._is_busy = True
+        try:
+            async with asyncio.timeout(_CLOCK_PER_CPU * cpu_seconds):
+                self._requests.writelines(
+                    (HEAD.pack(cpu_seconds, memory_bytes, len(schema), len(value)), schema, value)
+                )
+                await self._requests.drain()
+                (length,) = LENGTH.unpack(await self._answers.readexactly(LENGTH.size))
+                answer = msgspec.json.decode(await self._answers.readexactly(length), type=_Answer)
+        except (TimeoutError, EOFError, OSError):
+            return None
+        self._is_busy = False
+        return answer
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        self._requests.close()
 
 
 def _encoded(schema: Any, field: str) -> bytes:
     try:
-        # In a fixed order, so that the same schema is compiled once.
+        # In a fixed order, so that the same schema has the same hash.
         encoded = msgspec.json.encode(schema, order="deterministic")
     except (TypeError, ValueError, RecursionError):
         raise Refusal(Code.INVALID_FIELD, f"{field}: the contract is not JSON", field=field) from None
@@ -55,28 +198,22 @@ def _encoded(schema: Any, field: str) -> bytes:
     return encoded
 
 
-@lru_cache(maxsize=_MOST_KEPT)
-def _validator(encoded: bytes, field: str) -> Any:
-    try:
-        return jsonschema_rs.validator_for(
-            msgspec.json.decode(encoded), retriever=_nothing_from_outside, pattern_options=_LINEAR
-        )
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
-        problem = str(error).split("\n", maxsplit=1)[0][:_MOST_TEXT]
-        raise Refusal(
-            Code.INVALID_FIELD, f"{field}: the contract is not a JSON Schema: {problem}", field=field
-        ) from None
+def _over_budget(field: str, *, is_published: bool) -> Refusal:
+    budget = f"{_CPU_SECONDS:g} s of CPU time or {_MEMORY_BYTES // 2**20} MiB of memory"
+    return Refusal(
+        Code.CONTRACT_MISMATCH if is_published else Code.INVALID_FIELD,
+        f"{field}: the contract cannot be checked with {budget}",
+        field=field,
+        hint="Ask the owner of the capability for a simpler contract, or name an agent in toAgents."
+        if is_published
+        else "Publish a simpler contract, e.g. with fewer references to one part and fewer nested alternatives.",
+    )
 
 
-def _nothing_from_outside(uri: str) -> Any:
-    raise ValueError(f"it refers to {uri[:80]}, and a contract is complete by itself")
+def _not_started(why: str) -> Refusal:
+    hint = "Look at the limits on processes and memory of the gateway's user, then try again."
+    return Refusal(Code.UNAVAILABLE, f"the process that checks contracts did not start: {why}", hint=hint)
 
 
-def _place(error: Any) -> str:
-    return "/" + "/".join(str(part) for part in error.instance_path)
-
-
-def _said(error: Any) -> str:
-    """Which rule was broken. The validator's own words would quote the value, and refusals are logged."""
-    where = [str(part) for part in error.schema_path]
-    return f"does not fit `{'/'.join(where)}`"
+def _closed() -> Refusal:
+    return Refusal(Code.UNAVAILABLE, "the gateway stops")

@@ -92,7 +92,7 @@ class Offering:
 
         `notes` gets the task by agent, and gives what is kept of it in the same transaction.
         """
-        placement, content = self._placed(task)
+        placement, content = await self._placed(task)
         (offered,) = await self._post(task, [placement], content, notes)
         return offered
 
@@ -101,7 +101,7 @@ class Offering:
 
         `notes` gets the tasks by agent, and gives what is kept of them in the same transaction.
         """
-        everyone, content = self._placed(task)
+        everyone, content = await self._placed(task)
         return await self._post(
             task,
             [Placement.of((each,), rejected=(), room=everyone.room) for each in everyone.recipients],
@@ -169,13 +169,15 @@ class Offering:
             *(each.to_node_id for each in self._store.deliveries_of(record.create_event_id)),
         }
 
-    def _placed(self, task: NewTask) -> tuple[Placement, Content]:
+    async def _placed(self, task: NewTask) -> tuple[Placement, Content]:
         """Who gets it and what it says; everything that can be wrong with a task is refused here."""
         if not task.title.strip():
             raise Refusal(Code.INVALID_FIELD, "title must say what is to be done", field="title")
         for name, at in (("deadlineAt", task.deadline_at), ("requiredBy", task.required_by)):
             if at is not None and parse_ms(at, field=name) <= self._clock.now_ms():
                 raise Refusal(Code.INVALID_FIELD, f"{name} {at} has passed already", field=name)
+        # Before it is placed: the check takes time, and the mesh may change meanwhile.
+        await self._moves.contracts.check_input(task.required_capabilities, task.input)
         placement, _ = self._publisher.place(
             RouteRequest(
                 source_agent_id=task.requester_agent_id,
@@ -183,7 +185,6 @@ class Offering:
                 required_capabilities=task.required_capabilities,
             )
         )
-        self._moves.contracts.check_input(task.required_capabilities, task.input)
         return placement, Content(title=task.title, description=task.description, context=task.input)
 
     async def _post(

@@ -15,6 +15,9 @@ class Receiver:
         self.got: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.answers: list[int] = []
         self.url = ""
+        # Where a redirect leads, if not here; and every method that came in.
+        self.elsewhere: str | None = None
+        self.asked: list[str] = []
 
     def states(self, task_id: str) -> list[str]:
         return [body["task"]["status"]["state"] for _, body in self.got if body["task"]["id"] == task_id]
@@ -25,14 +28,19 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
     receiver = Receiver()
 
     class Posted(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            receiver.asked.append(self.path)
+            self.send_error(404)
+
         def do_POST(self) -> None:
+            receiver.asked.append(self.path)
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             status = receiver.answers.pop(0) if receiver.answers else 200
             if status == 200:
                 receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(status)
-            if status == 302:
-                self.send_header("location", receiver.url)
+            if 300 <= status < 400:
+                self.send_header("location", receiver.elsewhere or receiver.url)
             self.send_header("content-length", "0")
             self.end_headers()
 

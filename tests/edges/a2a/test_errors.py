@@ -13,7 +13,8 @@ from tests.edges.meshing import eventually
 
 TASK_NOT_FOUND, UNSUPPORTED, CONTENT_TYPE, VERSION = -32001, -32004, -32005, -32009
 BAD_REQUEST, NO_METHOD, BAD_PARAMS, NOT_JSON = -32600, -32601, -32602, -32700
-V1 = {"a2a-version": "1.0"}
+JSON = {"content-type": "application/json"}
+V1 = {"a2a-version": "1.0", **JSON}
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "Do it."}]}
 
 
@@ -30,7 +31,9 @@ def http(clumsy: AgentClient) -> httpx.AsyncClient:
 async def rpc(http: httpx.AsyncClient, post: Post, body: Any, headers: dict[str, str] | None = None) -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with http:
-        answer = await http.post(f"{post.url}/a2a/scribe", content=content, headers=V1 if headers is None else headers)
+        answer = await http.post(
+            f"{post.url}/a2a/scribe", content=content, headers=V1 if headers is None else JSON | headers
+        )
     assert answer.status_code == 200, answer.text
     assert "Traceback" not in answer.text
     return answer.json()["error"]

@@ -157,6 +157,19 @@ async def test_who_cannot_be_reached_is_tried_again_and_then_given_up(post: Post
         await asyncio.to_thread(_until, post, lambda: receiver.states(task_id)[-1] == "TASK_STATE_COMPLETED")
 
 
+async def test_a_redirect_leads_nowhere(post: Post) -> None:
+    """A public place that answers with a redirect into the gateway's network: whatever its status, it is not followed."""
+    statuses = [301, 302, 303, 307, 308]
+    with receiving() as receiver, receiving() as inside:
+        receiver.elsewhere, receiver.answers = inside.url, list(statuses)
+        async with client_of(post.peer("orbit"), "scribe", streaming=False) as client:
+            push = TaskPushNotificationConfig(url=receiver.url)
+            task_id = (await sent(client, words(now=True, push=push))).id
+        await asyncio.to_thread(_until, post, lambda: receiver.states(task_id) == ["TASK_STATE_SUBMITTED"])
+        assert len(receiver.asked) == len(statuses) + 1
+        assert inside.asked == []
+
+
 def _until(post: Post, what: object) -> None:
     def is_so() -> bool:
         post.clock.advance(60_000)

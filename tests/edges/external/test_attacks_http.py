@@ -107,7 +107,7 @@ def test_headers_without_end_are_refused(gate: Door) -> None:
     host, port = gate.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as raw:
         with contextlib.suppress(OSError):
-            raw.sendall(b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: x\r\nDPoP: " + b"x" * 4_000_000)
+            raw.sendall(b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: localhost\r\nDPoP: " + b"x" * 4_000_000)
         with contextlib.suppress(OSError):
             assert raw.recv(100).startswith((b"HTTP/1.1 4", b""))
     assert httpx.get(f"{gate.url}/health/live", timeout=PATIENCE_SECONDS).status_code == 200
@@ -118,9 +118,10 @@ def test_headers_without_end_are_refused(gate: Door) -> None:
     "begun",
     [
         b"",
-        b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: x\r\n",
-        b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
-        b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /health/live HTTP/1.1\r\n",
+        b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 1000\r\nContent-Type: application/json\r\n\r\n{",
+        b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health/live HTTP/1.1\r\n",
     ],
     ids=["nothing", "half of the headers", "half of the body", "a second request"],
 )

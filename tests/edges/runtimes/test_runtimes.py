@@ -338,6 +338,15 @@ async def test_the_status_is_the_outcome(endpoint: Endpoint, status: str, kind: 
     assert len(endpoint.requests) == 1
 
 
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+async def test_a_redirect_of_a_webhook_leads_nowhere(endpoint: Endpoint, status: str) -> None:
+    """A signed message goes where the operator said; an endpoint cannot send it on into the gateway's network."""
+    async with Endpoint().running() as inside:
+        endpoint.answer(status, location=inside.url)
+        assert (await engage(a_webhook(endpoint, secret=SECRET))).kind is ResultKind.FAILED
+        assert inside.requests == []
+
+
 async def test_retry_after_is_heard(endpoint: Endpoint) -> None:
     """An endpoint that asks for time gets it."""
     endpoint.answer("429 Too Many Requests", retry_after="17")

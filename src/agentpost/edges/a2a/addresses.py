@@ -25,8 +25,18 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-# IPv6 that carries an IPv4 address inside: 6to4, Teredo, NAT64. Where it ends is not known here.
-_TUNNELS: Final = tuple(ipaddress.ip_network(each) for each in ("2002::/16", "2001::/32", "64:ff9b::/96"))
+# All of IPv6 that is given out to networks. What is outside, e.g. site-local addresses and NAT64, is never called.
+_UNICAST: Final = ipaddress.ip_network("2000::/3")
+# Inside, and in IPv4: what IANA's registries of special-purpose addresses list, and no service is found at. Python's
+# `is_global` knows a part, depending on its version.
+_SPECIAL: Final = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        *("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+        # Protocol assignments, with Teredo; documentation; 6to4, which carries an IPv4 address; AS112.
+        *("2001::/23", "2001:db8::/32", "3fff::/20", "2002::/16", "2620:4f:8000::/48"),
+    )
+)
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -87,7 +97,8 @@ def _is_within(address: Address, networks: Iterable[Network]) -> bool:
 
 def _is_public(address: Address) -> bool:
     is_global = address.is_global and not address.is_multicast and not address.is_reserved
-    return is_global and not _is_within(address, _TUNNELS)
+    is_unicast = address.version == 4 or address in _UNICAST
+    return is_global and is_unicast and not _is_within(address, _SPECIAL)
 
 
 def _refused(why: str, *, hint: str = "Check the URL.") -> Refusal:

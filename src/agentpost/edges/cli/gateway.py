@@ -21,7 +21,6 @@ from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
-from agentpost.world import SystemChance, SystemClock
 
 __all__ = ["NO_PROOF", "home_of_node", "not_taken", "quiet_libraries", "register"]
 
@@ -147,13 +146,10 @@ def quiet_libraries() -> None:
 async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
     """Whether it stopped because it was told to."""
     # The HTTP framework takes longer to load than any other command takes to run.
-    from agentpost.edges.http.server import serve
-    from agentpost.edges.runtimes import make_runtime
-    from agentpost.edges.tailnet import Tailnet
-    from agentpost.gateway import Gateway, Phase
+    from agentpost.edges.http.server import make_gateway, serve
+    from agentpost.gateway import Phase
 
-    whois = None if settings.tailnet_socket is None else Tailnet(settings.tailnet_socket).whois
-    gateway = Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime, whois=whois)
+    gateway = make_gateway(settings)
     loop = asyncio.get_running_loop()
     for wanted in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(wanted, gateway.request_stop)

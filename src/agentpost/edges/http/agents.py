@@ -64,11 +64,15 @@ class Fetch(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fi
     wait_seconds: float = 0
 
 
+class Reply(Content, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """Content as its author gives it. A peer's content may have fields that this gateway does not know."""
+
+
 class Settle(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """What became of a message that was fetched: processed (perhaps with a reply), retry, or failed."""
 
     kind: ResultKind = ResultKind.PROCESSED
-    reply: Content | None = None
+    reply: Reply | None = None
     error: str | None = None
 
 

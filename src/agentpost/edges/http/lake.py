@@ -14,7 +14,7 @@ from agentpost.protocol.errors import Code, Refusal
 __all__ = ["lake_metrics", "lake_routes"]
 
 
-class ExportRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+class ExportRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     now: bool = False
 
 

@@ -34,7 +34,7 @@ from agentpost.room.records import Record
 __all__ = ["operator_app"]
 
 
-class InviteRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+class InviteRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     node: str
     tier: NodeTier = NodeTier.EDGE
     ttl_seconds: int = DEFAULT_TTL_SECONDS
@@ -43,16 +43,16 @@ class InviteRequest(Struct, frozen=True, kw_only=True, rename="camel"):
     replace_key: bool = False
 
 
-class WithdrawRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+class WithdrawRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     invite_id: str
 
 
-class JoinRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+class JoinRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     url: str
     token: str
 
 
-class RevokeRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+class RevokeRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     node: str
 
 

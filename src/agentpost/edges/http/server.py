@@ -7,24 +7,35 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
+from agentpost.config import Settings
 from agentpost.edges.http.guarded import guarded_server
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import PublicDoor
+from agentpost.edges.http.strict import StrictRequests, names_of
 from agentpost.edges.legacy_room import LegacyRoomLink
 from agentpost.edges.mailbox.http import MailboxDoor
+from agentpost.edges.runtimes import make_runtime
 from agentpost.edges.seed_link import SeedLinks
+from agentpost.edges.tailnet import Tailnet
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.room.sync import MAX_FRAME_BYTES
 from agentpost.store.home import Home
 from agentpost.tasks import TaskOwner
+from agentpost.world import SystemChance, SystemClock
 
-__all__ = ["serve"]
+__all__ = ["make_gateway", "serve"]
 
 _DRAIN_SECONDS: Final = 10
 _LONGEST_SOCKET_PATH: Final = 107
 
 Ready = Callable[[str], None]
+
+
+def make_gateway(settings: Settings) -> Gateway:
+    """The gateway of this machine, with all that its settings name."""
+    whois = None if settings.tailnet_socket is None else Tailnet(settings.tailnet_socket).whois
+    return Gateway(settings, clock=SystemClock(), chance=SystemChance(), runtimes=make_runtime, whois=whois)
 
 
 async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
@@ -44,7 +55,10 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
         ):
             servers = [
                 guarded_server(app, most_frame_bytes=MAX_FRAME_BYTES, drain_seconds=_DRAIN_SECONDS)
-                for app in (door, _with_mailbox(gateway, seeds))
+                for app in (
+                    StrictRequests(door, names=names_of(gateway.settings.public_url, gateway.settings.listen_host)),
+                    StrictRequests(_with_mailbox(gateway, seeds), names=None),
+                )
             ]
             runs = [
                 tasks.spawn(server.serve(sockets=[at]), name=name)
@@ -99,15 +113,20 @@ def _operator_socket(home: Path) -> Generator[socket.socket]:
             Code.HOME_UNSAFE, f"the path of the home is too long for a socket: {home}", hint="Use a shorter one."
         )
     # The home is locked, so whatever is there was left behind by a gateway that died.
-    path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listening.bind(str(path))
-        path.chmod(0o600)
+        try:
+            path.unlink(missing_ok=True)
+            listening.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:
+            problem = f"the operator's socket {path} cannot be made: {error.strerror or error}"
+            raise Refusal(Code.HOME_UNSAFE, problem, hint="Remove what is at this path, then start again.") from None
         yield listening
     finally:
         listening.close()
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _url(listening: socket.socket) -> str:

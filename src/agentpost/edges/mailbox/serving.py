@@ -9,6 +9,7 @@ from litestar import Litestar
 
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.guarded import GuardedServer, guarded_server
+from agentpost.edges.http.strict import StrictRequests, names_of
 from agentpost.edges.mailbox.http import MailboxDoor, mailbox_routes
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
 from agentpost.mailbox.interface import ServedMailbox
@@ -31,7 +32,7 @@ async def serve_http(mailbox: ServedMailbox, *, host: str, port: int, token: str
         openapi_config=None,
     )
     server = guarded_server(
-        MailboxDoor(app, mailbox, token=token),
+        StrictRequests(MailboxDoor(app, mailbox, token=token), names=names_of(host)),
         host=host,
         port=port,
         most_frame_bytes=MAX_REQUEST_BYTES,

@@ -17,7 +17,7 @@ from agentpost.protocol.reviews import Trigger
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.work.capabilities.book import ManifestBook
 from agentpost.work.capabilities.manifest import Contract
-from agentpost.work.contracts import check_contract
+from agentpost.work.contracts import ContractChecker
 from agentpost.work.reviews.reporter import Case, ReviewReporter
 from agentpost.work.sweeping import Promise
 
@@ -27,22 +27,25 @@ __all__ = ["CapabilityContracts"]
 class CapabilityContracts:
     """Implements `delivery.task_moves.Contracts` and `work.sweeping.Promises`."""
 
-    def __init__(self, *, room: RoomView, book: ManifestBook, reporter: ReviewReporter) -> None:
+    def __init__(
+        self, *, room: RoomView, book: ManifestBook, reporter: ReviewReporter, checker: ContractChecker
+    ) -> None:
+        self._checker = checker
         self._room = room
         self._book = book
         self._reporter = reporter
 
-    def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
+    async def check_input(self, capability_ids: tuple[str, ...], value: Any) -> None:
         for _, contract in self._contracts(capability_ids):
             if contract.input is not None:
-                check_contract(contract.input, value, field="input")
+                await self._checker.check(contract.input, value, field="input")
 
     async def check_output(self, record: TaskRecord, value: Any) -> None:
         for capability_id, contract in self._contracts(_named(record)):
             if contract.output is None:
                 continue
             try:
-                check_contract(contract.output, value, field="output")
+                await self._checker.check(contract.output, value, field="output")
             except Refusal as refusal:
                 if refusal.code is Code.CONTRACT_MISMATCH:
                     await self._report(record, capability_id)
@@ -61,7 +64,7 @@ class CapabilityContracts:
 
     async def look_at_failure(self, record: TaskRecord, failure_class: str, error_summary: str) -> None:
         for capability_id, contract in self._contracts(_named(record)):
-            if not _is_declared(contract, failure_class, error_summary):
+            if not await self._is_declared(contract, failure_class, error_summary):
                 await self._report(record, capability_id)
 
     def of(self, record: TaskRecord) -> Promise:
@@ -75,6 +78,19 @@ class CapabilityContracts:
                 (each.progress_every_seconds for each in sides if each.progress_every_seconds), default=None
             ),
         )
+
+    async def _is_declared(self, contract: Contract, failure_class: str, error_summary: str) -> bool:
+        classes = contract.executor.failure_classes
+        if classes and failure_class not in classes:
+            return False
+        if contract.failure is None:
+            return True
+        try:
+            said = {"failureClass": failure_class, "errorSummary": error_summary}
+            await self._checker.check(contract.failure, said, field="failure")
+        except Refusal as refusal:
+            return refusal.code is not Code.CONTRACT_MISMATCH
+        return True
 
     async def _report(self, record: TaskRecord, capability_id: str) -> None:
         await self._reporter.report(
@@ -96,20 +112,6 @@ class CapabilityContracts:
             page = None if record is None else self._book.by_ref(capability_id, record.contract_schema_ref)
             if page is not None:
                 yield capability_id, page.manifest.declaration.contract
-
-
-def _is_declared(contract: Contract, failure_class: str, error_summary: str) -> bool:
-    classes = contract.executor.failure_classes
-    if classes and failure_class not in classes:
-        return False
-    if contract.failure is None:
-        return True
-    try:
-        said = {"failureClass": failure_class, "errorSummary": error_summary}
-        check_contract(contract.failure, said, field="failure")
-    except Refusal as refusal:
-        return refusal.code is not Code.CONTRACT_MISMATCH
-    return True
 
 
 def _named(record: TaskRecord) -> tuple[str, ...]:

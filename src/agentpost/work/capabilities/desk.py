@@ -22,7 +22,7 @@ from agentpost.work.capabilities.book import ManifestBook, ManifestState, Page
 from agentpost.work.capabilities.manifest import Declaration, Manifest, read_declaration, sign_manifest
 from agentpost.work.capabilities.records import CATALOG, INDEX, policy_version, published, withdrawn
 from agentpost.work.capabilities.secrets import refuse_secret_files, refuse_secrets
-from agentpost.work.contracts import check_schema
+from agentpost.work.contracts import ContractChecker
 from agentpost.work.skills.bundle import Bundle, pack, unpack
 from agentpost.work.skills.places import SkillPlaces
 from agentpost.world import Clock
@@ -42,7 +42,9 @@ class CapabilityDesk:
         clock: Clock,
         book: ManifestBook,
         places: SkillPlaces,
+        checker: ContractChecker,
     ) -> None:
+        self._checker = checker
         self._store = store
         self._room = room
         self._signing = signing
@@ -57,7 +59,7 @@ class CapabilityDesk:
         refuse_secrets(msgspec.to_builtins(declaration), field="capability")
         async with self._one_at_a_time:
             publisher = self._check_owner(declaration)
-            _check_schemas(declaration)
+            await self._check_schemas(declaration)
             bundle = await asyncio.to_thread(self._checked_skills, declaration)
             before = self._book.active(declaration.capability_id)
             if before is not None and _says_the_same(before, declaration, bundle):
@@ -185,6 +187,12 @@ class CapabilityDesk:
             )
         return publisher
 
+    async def _check_schemas(self, declared: Declaration) -> None:
+        contract = declared.contract
+        for name, schema in (("input", contract.input), ("output", contract.output), ("failure", contract.failure)):
+            if schema is not None:
+                await self._checker.check_schema(schema, field=f"contract.{name}")
+
     def _checked_skills(self, declared: Declaration) -> Bundle:
         """CAP-2: both skills are there, in the versions that are declared. Gives the one that the others will get."""
         executor, delegation = declared.executor_skill_ref, declared.delegation_skill_ref
@@ -229,13 +237,6 @@ class CapabilityDesk:
 
 
 _ADD_IT = "Add the agent first: agentpost agents add."
-
-
-def _check_schemas(declared: Declaration) -> None:
-    contract = declared.contract
-    for name, schema in (("input", contract.input), ("output", contract.output), ("failure", contract.failure)):
-        if schema is not None:
-            check_schema(schema, field=f"contract.{name}")
 
 
 def _says_the_same(page: Page, declared: Declaration, bundle: Bundle) -> bool:
