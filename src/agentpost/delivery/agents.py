@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.secrets import SECRET_OPTIONS, AgentSecrets
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import ALL_AGENTS
 from agentpost.protocol.snapshot import AgentStatus, Failover
 from agentpost.store.interface import Store
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 # The form of the room's keys: nothing in it means anything to a path, a URL or a terminal.
 _is_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}").fullmatch
 _RESERVED: Final = frozenset({ALL_AGENTS, POSTMASTER})
-CONFLICT: Final = "agent_conflict"
+CONFLICT: Final = IncidentKind.AGENT_CONFLICT
 
 
 def expect_local_agent(store: Store, agent_id: str, *, field: str = "agentId") -> LocalAgent:

@@ -23,6 +23,7 @@ from agentpost.protocol.coordination import CoordinationState
 from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event, TaskCompleteEvent, TaskFailedEvent
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import is_live
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.timestamps import format_ms
@@ -45,10 +46,10 @@ __all__ = [
     "Sweeper",
 ]
 
-TASK_LATE: Final = "task_late"  # somebody was asked about it
-TASK_QUIET: Final = "task_quiet"  # its worker does not say how it goes as often as it has promised
-TASK_STUCK: Final = "task_needs_action"  # nothing that the mesh can do has helped
-LOOP_OPEN: Final = "loop_open"  # the end of a task lies unread
+TASK_LATE: Final = IncidentKind.TASK_LATE  # somebody was asked about it
+TASK_QUIET: Final = IncidentKind.TASK_QUIET  # its worker does not say how it goes as often as it has promised
+TASK_STUCK: Final = IncidentKind.TASK_NEEDS_ACTION  # nothing that the mesh can do has helped
+LOOP_OPEN: Final = IncidentKind.LOOP_OPEN  # the end of a task lies unread
 _PAGE: Final = 500
 # A sweep is in no hurry: mail goes first. A few hundred tasks take some milliseconds, and so does the rest after them.
 _TASKS_AT_ONCE: Final = 100
@@ -185,7 +186,7 @@ class Sweeper:
         findings.sort(key=lambda finding: finding.since_ms)
         return checked, findings
 
-    def open_incidents(self, kind: str) -> dict[str, Incident]:
+    def open_incidents(self, kind: IncidentKind) -> dict[str, Incident]:
         """The open incidents of this kind, by what they are about."""
         found: dict[str, Incident] = {}
         after = 0
@@ -194,7 +195,9 @@ class Sweeper:
             found |= {incident.subject: incident for incident in page if incident.kind == kind}
         return found
 
-    async def _close_what_is_well(self, findings: Sequence[Finding], known: dict[str, dict[str, Incident]]) -> None:
+    async def _close_what_is_well(
+        self, findings: Sequence[Finding], known: dict[IncidentKind, dict[str, Incident]]
+    ) -> None:
         at_ms = self._engine.clock.now_ms()
         still = {(_kind(finding), finding.record.task_id) for finding in findings}
         still |= {(TASK_STUCK, finding.record.task_id) for finding in findings}
@@ -207,7 +210,7 @@ class Sweeper:
             )
         )
 
-    def _incident(self, kind: str, finding: Finding) -> Incident:
+    def _incident(self, kind: IncidentKind, finding: Finding) -> Incident:
         return Incident(
             kind=kind,
             subject=finding.record.task_id,
@@ -276,7 +279,7 @@ class Sweeper:
         return len(events)
 
 
-def _kind(finding: Finding) -> str:
+def _kind(finding: Finding) -> IncidentKind:
     return TASK_QUIET if finding.problem is Problem.MISSED_CADENCE else TASK_LATE
 
 
