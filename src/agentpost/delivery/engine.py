@@ -63,6 +63,7 @@ class Engine:
         def runtime_of(agent: LocalAgent) -> Runtime:
             return runtimes(secrets.open(agent))
 
+        self.policy = policy
         self.store = store
         self.room = room
         self.clock = clock

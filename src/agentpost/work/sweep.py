@@ -188,12 +188,7 @@ class Sweeper:
 
     def open_incidents(self, kind: IncidentKind) -> dict[str, Incident]:
         """The open incidents of this kind, by what they are about."""
-        found: dict[str, Incident] = {}
-        after = 0
-        while page := self._store.incidents(after_id=after, limit=_PAGE):
-            after = page[-1].id
-            found |= {incident.subject: incident for incident in page if incident.kind == kind}
-        return found
+        return {incident.subject: incident for incident in self._store.open_incidents_of(kind)}
 
     async def _close_what_is_well(
         self, findings: Sequence[Finding], known: dict[IncidentKind, dict[str, Incident]]
