@@ -6,7 +6,6 @@ Knows nothing of HTTP or of the command line; the edges serve what is here.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,7 +20,7 @@ from agentpost.config import Settings, save_settings
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.forwarding import Forwarder
 from agentpost.delivery.hub import LinkHub
-from agentpost.delivery.ports import Runtime
+from agentpost.delivery.ports import Runtime, Runtimes
 from agentpost.lake.settings import require_pyarrow
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.sweeping import keep_swept
@@ -113,11 +112,11 @@ class Gateway:
         *,
         clock: Clock,
         chance: Chance,
-        runtimes: Callable[[LocalAgent], Runtime] | None = None,
+        runtimes: Runtimes | None = None,
         whois: Whois | None = None,
     ) -> None:
         self.settings = settings
-        self._runtimes = runtimes or _no_runtime
+        self._runtimes = runtimes or _NoRuntimes()
         self._whois = whois
         self.clock = clock
         self.chance = chance
@@ -243,6 +242,7 @@ class Gateway:
             clock=self.clock,
             chance=self.chance,
             runtimes=self._runtimes,
+            secret_options=self._runtimes.secret_options,
             policy=self.settings.delivery,
         )
         self._office = Office(
@@ -461,5 +461,11 @@ class Gateway:
         )
 
 
-def _no_runtime(agent: LocalAgent) -> Runtime:
-    raise Refusal(Code.UNAVAILABLE, f"this gateway engages no agents, so not {agent.agent_id}")
+class _NoRuntimes:
+    """For a gateway that engages no agents."""
+
+    def __call__(self, agent: LocalAgent) -> Runtime:
+        raise Refusal(Code.UNAVAILABLE, f"this gateway engages no agents, so not {agent.agent_id}")
+
+    def secret_options(self, runtime: str) -> tuple[str, ...]:
+        return ()

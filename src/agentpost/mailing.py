@@ -1,7 +1,7 @@
 """The engine of one gateway: joined to its store, its room and its keys. Knows nothing of HTTP or of runtimes."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -39,6 +39,7 @@ def make_engine(
     clock: Clock,
     chance: Chance,
     runtimes: Callable[[LocalAgent], Runtime],
+    secret_options: Callable[[str], Collection[str]],
     policy: DeliveryPolicy | None = None,
 ) -> Engine:
     return Engine(
@@ -52,6 +53,7 @@ def make_engine(
         clock=clock,
         chance=chance,
         runtimes=runtimes,
+        secret_options=secret_options,
         policy=policy,
         readers=CursorsInRoom(host.room).of,
     )

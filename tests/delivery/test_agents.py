@@ -3,14 +3,17 @@
 import asyncio
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agentpost.delivery.agents import LocalAgents, shown_options
+from agentpost.delivery.agents import LocalAgents
+from agentpost.delivery.secrets import AgentSecrets
+from agentpost.edges.runtimes import make_runtime
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import AgentStatus, Failover
 from agentpost.room.directory import RoomDirectory
 from agentpost.room.document import Room
 from agentpost.store.values import LocalAgent
-from agentpost.testing import START_MS, FakeClock, MemoryStore
+from agentpost.testing import START_MS, FakeClock, MemoryStore, SeededChance
 from tests.room.building import EDGE, SEED, a_populated_room, bring
 from tests.store.building import EPOCH, refused
 
@@ -247,7 +250,8 @@ def test_a_list_shows_no_secrets() -> None:
         options={"url": "http://host/", "secret": "whsec_x", "headers": {"authorization": "y"}},
         created_at_ms=START_MS,
     )
-    assert shown_options(agent) == {"url": "http://host/", "secret": "***", "headers": "***"}
+    secrets = AgentSecrets(Ed25519PrivateKey.generate(), SeededChance(1), make_runtime.secret_options)
+    assert secrets.shown(agent) == {"url": "http://host/", "secret": "***", "headers": "***"}
 
 
 @pytest.mark.req("ROUTE-2")

@@ -7,8 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from agentpost.delivery.agents import LocalAgents, shown_options
+from agentpost.delivery.agents import LocalAgents
 from agentpost.delivery.secrets import AgentSecrets
+from agentpost.edges.runtimes import make_runtime
 from agentpost.protocol.errors import Code
 from agentpost.room.directory import RoomDirectory
 from agentpost.store.sqlite import SqliteStore
@@ -23,7 +24,11 @@ OPTIONS = {"url": "http://127.0.0.1:9/hook", "secret": SECRET, "headers": {"Auth
 
 @pytest.fixture
 def secrets() -> AgentSecrets:
-    return AgentSecrets(Ed25519PrivateKey.from_private_bytes(bytes(32)), SeededChance(1))
+    return _secrets_of(bytes(32))
+
+
+def _secrets_of(key: bytes) -> AgentSecrets:
+    return AgentSecrets(Ed25519PrivateKey.from_private_bytes(key), SeededChance(1), make_runtime.secret_options)
 
 
 @pytest.fixture
@@ -54,8 +59,8 @@ async def test_a_copy_of_the_database_gives_no_secret_away(
     kept = store.local_agent("hook")
     assert kept is not None
     assert secrets.open(kept).options == OPTIONS
-    assert SECRET not in str(shown_options(kept)) + str(shown_options(added)) + str(added)
-    assert set(shown_options(kept)["secret"]) == {"*"}
+    assert SECRET not in str(secrets.shown(kept)) + str(secrets.shown(added)) + str(added)
+    assert set(secrets.shown(kept)["secret"]) == {"*"}
     assert kept.options["url"] == OPTIONS["url"]
 
 
@@ -78,10 +83,34 @@ def test_a_secret_opens_only_with_the_key_of_its_node_and_in_its_place(secrets: 
     """Another node's key, another agent, another option: refused, and the secret is not in the refusal."""
     agent = LocalAgent(agent_id="hook", runtime="webhook", options=dict(OPTIONS), created_at_ms=START_MS)
     kept = secrets.seal(agent)
-    others = AgentSecrets(Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1"), SeededChance(1))
+    others = _secrets_of(bytes(31) + b"\1")
     with refused(Code.CONFLICT):
         others.open(kept)
     with refused(Code.CONFLICT):
         secrets.open(replace(kept, agent_id="another"))
     with refused(Code.CONFLICT):
         secrets.open(replace(kept, options={"secret": kept.options["headers"]}))
+
+
+def test_what_a_runtime_declares_is_sealed_in_either_spelling() -> None:
+    """A new runtime's `apiToken` is kept encrypted because the runtime says so, also when it is spelled api_token."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    secrets = AgentSecrets(key, SeededChance(1), {"new": {"apiToken"}}.__getitem__)
+    for name in ("apiToken", "api_token"):
+        agent = LocalAgent(
+            agent_id="ada", runtime="new", options={name: SECRET, "secret": "no"}, created_at_ms=START_MS
+        )
+        kept = secrets.seal(agent)
+        assert SECRET not in str(kept)
+        assert secrets.shown(agent) == {name: "***", "secret": "no"}
+        assert secrets.open(kept) == agent
+
+
+def test_what_was_sealed_stays_readable_when_it_is_not_declared_any_more() -> None:
+    """An option that a later version of a runtime does not call secret is opened all the same, and still not shown."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    agent = LocalAgent(agent_id="ada", runtime="new", options={"token": SECRET}, created_at_ms=START_MS)
+    kept = AgentSecrets(key, SeededChance(1), lambda _: {"token"}).seal(agent)
+    later = AgentSecrets(key, SeededChance(2), lambda _: ())
+    assert later.open(kept) == agent
+    assert later.shown(kept) == {"token": "***"}

@@ -266,6 +266,15 @@ def test_an_incident_says_what_it_is_about_and_what_to_do(tmp_path: Path, monkey
         examined = agentpost(*words(gateway, "doctor"))
         assert examined.returncode == 1
         assert "problem incidents: 1 open: indeterminate" in examined.stdout
+        assert "indeterminate: The gateway stopped while an agent had a message." in examined.stdout
+        assert "agentpost resolve EVENT --agent AGENT --how retry" in examined.stdout
+        (incident,) = gateway.operator.get("/ansible/incidents")
+        event_id = incident["detail"]["eventId"]
+        shown = agentpost(*words(gateway, "incidents", "show", str(incident["id"]))).stdout
+        assert f"agentpost resolve {event_id} --agent slow --how retry" in shown
+        assert "When it is resolved." in shown
+        kinds = agentpost(*words(gateway, "incidents", "kinds")).stdout
+        assert "indeterminate (1 open)" in kinds
 
 
 def test_whoever_takes_an_agent_away_hears_of_its_mail(gateway: RunningGateway) -> None:

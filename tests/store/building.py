@@ -173,6 +173,8 @@ def visible(store: Store, *, events: Sequence[Event] = (), agents: Sequence[str]
         "mirrors": store.mirrors(),
         "agents": store.local_agents(),
         "incidents": store.incidents(open_only=False),
+        "open incidents": store.count_incidents(),
+        "open gaps": store.open_incidents_of("gap"),
         "audit": store.audit_log(),
     }
 

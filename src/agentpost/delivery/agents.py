@@ -14,22 +14,23 @@ from msgspec.structs import replace
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.deciding import NO_ROUTE
 from agentpost.delivery.postmaster import POSTMASTER
-from agentpost.delivery.secrets import SECRET_OPTIONS, AgentSecrets
+from agentpost.delivery.secrets import AgentSecrets
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import ALL_AGENTS
 from agentpost.protocol.snapshot import AgentStatus, Failover
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LocalAgent
 from agentpost.world import Clock
 
-__all__ = ["AgentDirectory", "LocalAgents", "expect_local_agent", "shown_options"]
+__all__ = ["AgentDirectory", "LocalAgents", "expect_local_agent"]
 
 _log = logging.getLogger(__name__)
 
 # The form of the room's keys: nothing in it means anything to a path, a URL or a terminal.
 _is_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}").fullmatch
 _RESERVED: Final = frozenset({ALL_AGENTS, POSTMASTER})
-CONFLICT: Final = "agent_conflict"
+CONFLICT: Final = IncidentKind.AGENT_CONFLICT
 
 
 def expect_local_agent(store: Store, agent_id: str, *, field: str = "agentId") -> LocalAgent:
@@ -186,6 +187,10 @@ class LocalAgents:
         """All of them, by id. `shown_options` is what may be shown of their options."""
         return sorted(self._store.local_agents(), key=lambda agent: agent.agent_id)
 
+    def shown_options(self, agent: LocalAgent) -> dict[str, Any]:
+        """The options of an agent without its secrets; without `secrets`, their names alone."""
+        return dict.fromkeys(agent.options, "***") if self._secrets is None else self._secrets.shown(agent)
+
     async def announce(self) -> None:
         """Publish all agents, at a start and whenever the room was taken anew. One that moved away is an incident."""
         for agent in self._store.local_agents():
@@ -227,11 +232,6 @@ class LocalAgents:
     def _changed(self) -> None:
         if self._on_change is not None:
             self._on_change()
-
-
-def shown_options(agent: LocalAgent) -> dict[str, Any]:
-    """The options without the secrets in them: what a list may show."""
-    return {name: "***" if name in SECRET_OPTIONS else value for name, value in agent.options.items()}
 
 
 def _check_id(agent_id: str) -> None:

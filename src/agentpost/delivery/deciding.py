@@ -12,6 +12,7 @@ from agentpost.delivery.whereabouts import Place, Whereabouts
 from agentpost.protocol.backoff import exhausted, next_delay_seconds
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event, is_expired
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
 
 __all__ = [
@@ -31,9 +32,9 @@ __all__ = [
 ]
 
 # Kinds of incidents.
-SLA_MISSED: Final = "sla_missed"
-NO_ROUTE: Final = "no_route"
-OWNER_SILENT: Final = "owner_silent"
+SLA_MISSED: Final = IncidentKind.SLA_MISSED
+NO_ROUTE: Final = IncidentKind.NO_ROUTE
+OWNER_SILENT: Final = IncidentKind.OWNER_SILENT
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ class GiveUp(Struct, frozen=True, kw_only=True):
 
 
 class RaiseIncident(Struct, frozen=True, kw_only=True):
-    kind: str
+    kind: IncidentKind
     subject: str
     delivery: Delivery
 
@@ -141,7 +142,7 @@ def subject_of(delivery: Delivery) -> str:
 def _sla_missed(delivery: Delivery, now_ms: int) -> list[Command]:
     commands: list[Command] = [
         RaiseIncident(kind=SLA_MISSED, subject=subject_of(delivery), delivery=delivery),
-        Move(change=_change(delivery, DeliverySignal.SLA_TIMEOUT, now_ms, reason=SLA_MISSED)),
+        Move(change=_change(delivery, DeliverySignal.SLA_TIMEOUT, now_ms, reason=SLA_MISSED.value)),
     ]
     if delivery.to_node_id is not None:
         commands.append(AskStatus(delivery=delivery, to_node_id=delivery.to_node_id))

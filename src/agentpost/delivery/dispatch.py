@@ -23,6 +23,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId, TaskId
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store.interface import Store
 from agentpost.store.values import AuditEntry, Incident, LedgerState, LocalAgent
@@ -254,7 +255,7 @@ class _Desk:
             problem = error.message if isinstance(error, Refusal) else type(error).__name__
             _log.warning("%s cannot be engaged: %s", agent.agent_id, problem)
             incident = Incident(
-                kind="runtime_unusable",
+                kind=IncidentKind.RUNTIME_UNUSABLE,
                 subject=agent.agent_id,
                 at_ms=self._clock.now_ms(),
                 detail={"runtime": agent.runtime, "problem": problem},
@@ -263,7 +264,7 @@ class _Desk:
                 await self._store.raise_incident(incident)
             return None
         with suppress(Refusal):
-            await self._store.close_incident("runtime_unusable", agent.agent_id, at_ms=self._clock.now_ms())
+            await self._store.close_incident(IncidentKind.RUNTIME_UNUSABLE, agent.agent_id, at_ms=self._clock.now_ms())
         return runtime
 
     def look(self) -> None:

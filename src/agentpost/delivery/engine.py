@@ -1,6 +1,6 @@
 """The parts of the engine, put together. Starts them, drains them, stops them; decides nothing by itself."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -54,16 +54,18 @@ class Engine:
         clock: Clock,
         chance: Chance,
         runtimes: Callable[[LocalAgent], Runtime],
+        secret_options: Callable[[str], Collection[str]] = lambda _runtime: (),
         policy: DeliveryPolicy | None = None,
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
     ) -> None:
         policy = policy or DeliveryPolicy()
         self.ids = ids = IdMaker(clock, chance, node_id=store.node_id)
-        secrets = AgentSecrets(signing, chance)
+        secrets = AgentSecrets(signing, chance, secret_options)
 
         def runtime_of(agent: LocalAgent) -> Runtime:
             return runtimes(secrets.open(agent))
 
+        self.policy = policy
         self.store = store
         self.room = room
         self.clock = clock

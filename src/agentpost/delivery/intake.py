@@ -26,6 +26,7 @@ from agentpost.protocol.envelope import (
 )
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId, mark_in, mark_of
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import AckType, Kind, PayloadRef
 from agentpost.protocol.recipients import recipients_of
@@ -90,11 +91,11 @@ class _Reading(Struct, kw_only=True):
     changes: list[Change] = []
     blobs: list[NewBlob] = []
     # With the kind of the incident.
-    forged: list[tuple[str, Event]] = []
+    forged: list[tuple[IncidentKind, Event]] = []
     signals: list[SignalEvent] = []
     settled_by_ms: int | None = None
 
-    def forge(self, kind: str, event: Event, raw: bytes) -> None:
+    def forge(self, kind: IncidentKind, event: Event, raw: bytes) -> None:
         """Note what is not the source's to say: it has its place in the stream, and nobody gets it."""
         self.forged.append((kind, event))
         self.events.append(Inbound(event=event, raw=raw))
@@ -146,7 +147,7 @@ class Intake:
             reading = self._read(batch)
         except Refusal as refusal:
             if refusal.code is Code.FOREIGN_SOURCE:
-                await self.report("foreign_source", batch.source_node_id, reason=refusal.message)
+                await self.report(IncidentKind.FOREIGN_SOURCE, batch.source_node_id, reason=refusal.message)
             raise
         if reading.forged:
             # A flood of forged events is one story, and the first of them tells it.
@@ -176,7 +177,7 @@ class Intake:
         await self._report_strangers(batch.source_node_id, accepted.orphans)
         if accepted.taken_ids:
             # An id that does not tell whose it is may be used first by whoever knows it. The sender gets no ACK.
-            await self.report("event_id_taken", batch.source_node_id, eventId=accepted.taken_ids[0])
+            await self.report(IncidentKind.EVENT_ID_TAKEN, batch.source_node_id, eventId=accepted.taken_ids[0])
         if accepted.new or accepted.closed:
             # The ACKs stand in our own outbox now (PIPE-2). Agents that are quick have more to say in a moment.
             self._wakeups.outbox_grew(in_hurry=False)
@@ -194,7 +195,7 @@ class Intake:
         return Taken(cursor_seq=accepted.cursor_seq, new=accepted.new)
 
     async def report(
-        self, kind: str, subject: str, *, corr_id: str | None = None, **detail: str | int | bool | None
+        self, kind: IncidentKind, subject: str, *, corr_id: str | None = None, **detail: str | int | bool | None
     ) -> None:
         """Raise an incident, once for as long as it is open. It never holds content."""
         at_ms = self._clock.now_ms()
@@ -205,7 +206,7 @@ class Intake:
         """Tell of ACKs by somebody who was not among the recipients. What is forgotten here has no recipients."""
         strange = next((each for each in orphans if self._store.deliveries_of(each.event_id)), None)
         if strange is not None:
-            await self.report("forged_ack", source, eventId=strange.event_id, toAgentId=strange.to_agent_id)
+            await self.report(IncidentKind.FORGED_ACK, source, eventId=strange.event_id, toAgentId=strange.to_agent_id)
 
     def _read(self, batch: Batch) -> _Reading:
         source, node_id = batch.source_node_id, self._store.node_id
@@ -228,7 +229,7 @@ class Intake:
                 )
             if (mark_in(event.event_id) != mark or type(event) is TaskCreateEvent) and self._is_misnamed(event, room):
                 # Taken, it would stand in the way of what the other says under that id.
-                reading.forge("forged_id", event, raw)
+                reading.forge(IncidentKind.FORGED_ID, event, raw)
                 continue
             if type(event) is AckEvent:
                 self._hear(event, raw, reading, room, now_ms)
@@ -242,7 +243,8 @@ class Intake:
             }
             if (acks or isinstance(event, ReplyEvent)) and self._is_forged(event, source, room):
                 # An honest one is sent again, and taken then.
-                reading.forge("forged_ack" if isinstance(event, ReplyEvent) else "forged_sender", event, raw)
+                kind = IncidentKind.FORGED_ACK if isinstance(event, ReplyEvent) else IncidentKind.FORGED_SENDER
+                reading.forge(kind, event, raw)
                 continue
             desk: Desk | None = None
             if acks and type(event) in TASK_EVENTS:
@@ -264,7 +266,7 @@ class Intake:
         known = room.agents.get(said.acked_by_agent_id)
         is_of_owner = known is not None and known.owner_node_id == source == said.acked_by_node_id
         if not is_of_owner and self._is_forged(ack, source, room):
-            reading.forge("forged_ack", ack, raw)
+            reading.forge(IncidentKind.FORGED_ACK, ack, raw)
             return
         is_answer = said.ref_kind is Kind.TASK_ACCEPT and concerns_a_task(ack)
         reading.events.append(Inbound(event=ack, raw=raw, desk=Desk() if is_answer else None))

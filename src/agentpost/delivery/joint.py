@@ -14,6 +14,7 @@ from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.ports import RoomView
 from agentpost.delivery.reader import StreamReader, Verdict, signed_head
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, Cursor
 
@@ -22,10 +23,10 @@ __all__ = ["JointReader"]
 
 # What a source did wrong, by the code of the refusal.
 _INCIDENTS: Final = {
-    Code.CONFLICT: "stream_broken",
-    Code.NODE_PROOF_INVALID: "stream_broken",
-    Code.MALFORMED: "stream_broken",
-    Code.FOREIGN_SOURCE: "foreign_source",
+    Code.CONFLICT: IncidentKind.STREAM_BROKEN,
+    Code.NODE_PROOF_INVALID: IncidentKind.STREAM_BROKEN,
+    Code.MALFORMED: IncidentKind.STREAM_BROKEN,
+    Code.FOREIGN_SOURCE: IncidentKind.FOREIGN_SOURCE,
 }
 
 

@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 # What one transaction prunes: a few milliseconds of the writer.
 _STEP: Final = 1_000
 _PAYLOADS_A_STEP: Final = 256
-_MOST_INCIDENTS: Final = 1_000
 _FIRST_COPIES_A_ROUND: Final = 1
 # So many names of any length have room in one record.
 MOST_AGENTS_TOLD: Final = 24
@@ -269,7 +268,7 @@ class Keeper:
             latest_seq=position.latest_seq,
             epoch=self._store.epoch,
             dead_letter_count=sum(self._store.count_deliveries(only=DeliveryState.DEAD_LETTER).values()),
-            incident_count=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
+            incident_count=sum(self._store.count_incidents().values()),
             last_ack_at=last_ack_at,
             waiting_by_agent={
                 agent_id: self._store.backlog_size(agent_id, most=MOST_WAITING)

@@ -23,7 +23,6 @@ __all__ = ["DeliveryMetrics", "Latency", "Meter", "Tally", "to_prometheus"]
 _WINDOW_MS: Final = 15 * 60_000
 _MOST_SAMPLES: Final = 5_000
 _PAGE: Final = 1_000
-_MOST_INCIDENTS: Final = 1_000
 _UNKNOWN_KIND: Final = "unknown"
 
 
@@ -104,7 +103,7 @@ class Meter:
             acked_seq=position.acked_seq,
             ack_lag=position.latest_seq - position.acked_seq,
             dead_letters=counts.get(DeliveryState.DEAD_LETTER, 0),
-            open_incidents=len(self._store.incidents(open_only=True, limit=_MOST_INCIDENTS)),
+            open_incidents=sum(self._store.count_incidents().values()),
             payloads=usage.payloads,
             payload_bytes=usage.size_bytes,
             deliveries={state.value: counts.get(state, 0) for state in DeliveryState},

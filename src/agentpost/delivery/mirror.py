@@ -17,6 +17,7 @@ from agentpost.delivery.ports import RoomView
 from agentpost.delivery.reader import Verdict, is_later_epoch, signed_head
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, decode_head, next_chain
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.payloads import PayloadRef
 from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, Cursor, MirrorBatch, MirrorEvent, NamedPayload
@@ -106,7 +107,7 @@ class MirrorKeeper:
                 return await self._take(frame, is_direct=is_direct)
             except Refusal as refusal:
                 if refusal.code in (Code.CONFLICT, Code.FOREIGN_SOURCE, Code.NODE_PROOF_INVALID, Code.MALFORMED):
-                    await self._intake.report("mirror_broken", self.source_node_id, reason=refusal.message)
+                    await self._intake.report(IncidentKind.MIRROR_BROKEN, self.source_node_id, reason=refusal.message)
                 if isinstance(refusal, _Contradiction) and not is_direct:
                     # A mirror that began later than this one cannot know.
                     return Verdict.CONTRADICTED
@@ -126,7 +127,7 @@ class MirrorKeeper:
         if at is not None and at.epoch != frame.epoch:
             if not is_direct and not is_later_epoch(frame.epoch, than=at.epoch):
                 return Verdict.STALE
-            await self._intake.report("epoch_changed", self.source_node_id, before=at.epoch, now=frame.epoch)
+            await self._intake.report(IncidentKind.EPOCH_CHANGED, self.source_node_id, before=at.epoch, now=frame.epoch)
             await self._store.restart_mirror(self.source_node_id, epoch=frame.epoch, at_ms=self._clock.now_ms())
             self._marks, self._position, at = {}, None, None
         last_seq = at.last_seq if at else 0

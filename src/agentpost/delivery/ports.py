@@ -3,7 +3,7 @@
 Values are frozen; an interface is implemented once for production and once for tests (`agentpost.testing`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.ids import CorrId, EventId, TaskId
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import RoomSnapshot
-from agentpost.store.values import Accepted
+from agentpost.store.values import Accepted, LocalAgent
 
 __all__ = [
     "Content",
@@ -25,6 +25,7 @@ __all__ = [
     "ResultKind",
     "RoomView",
     "Runtime",
+    "Runtimes",
     "TaskBrief",
     "TurnLeftError",
     "Wakeups",
@@ -159,6 +160,18 @@ class Runtime(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Runtimes(Protocol):
+    """The runtimes of a gateway, by name. Each declares which of its options are secret."""
+
+    def __call__(self, agent: LocalAgent) -> Runtime:
+        """The runtime of an agent; a refusal that names the option if it cannot be made."""
+        ...
+
+    def secret_options(self, runtime: str) -> Collection[str]:
+        """The names of the secret options of a runtime, as its options spell them (camelCase)."""
+        ...
 
 
 class TurnLeftError(Exception):

@@ -27,6 +27,7 @@ from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import Event, MessageEvent, ReplyEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.payloads import Message, Reply
 from agentpost.protocol.routing import RouteRequest
 from agentpost.protocol.timestamps import format_ms, parse_ms
@@ -327,7 +328,7 @@ class Publisher:
     async def _report_unroutable(self, placement: Placement, event: Event, now_ms: int) -> None:
         incidents = [
             Incident(
-                kind=NO_ROUTE,
+                kind=IncidentKind.NO_ROUTE,
                 subject=lost.agent_id,
                 at_ms=now_ms,
                 corr_id=event.corr_id,

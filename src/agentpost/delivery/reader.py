@@ -17,6 +17,7 @@ from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.protocol.codec import read_events
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, chain_over
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.interface import Store
 from agentpost.store.values import CHAIN_START, AuditEntry, Cursor
 from agentpost.tasks import TaskOwner
@@ -104,7 +105,7 @@ class StreamReader:
         if self._gap_since_ms is None or self._waited_ms(self._gap_since_ms) < self._policy.gap_timeout_seconds * 1000:
             return False
         at = self.position()
-        await self._intake.report("gap", self.source_node_id, afterSeq=at.last_seq if at else 0)
+        await self._intake.report(IncidentKind.GAP, self.source_node_id, afterSeq=at.last_seq if at else 0)
         return True
 
     def _waited_ms(self, since_ms: int) -> int:
@@ -124,20 +125,20 @@ class StreamReader:
         try:
             head = signed_head(frame, self._room)
         except Refusal as refusal:
-            await self._intake.report("stream_broken", source, reason=refusal.message)
+            await self._intake.report(IncidentKind.STREAM_BROKEN, source, reason=refusal.message)
             raise
         cursor = self.position()
         if cursor is not None and cursor.epoch != frame.epoch:
             if not is_direct and not is_later_epoch(frame.epoch, than=cursor.epoch):
                 return Verdict.STALE
             # CUR-6: what was taken before is still known by its event ids.
-            await self._intake.report("epoch_changed", source, before=cursor.epoch, now=frame.epoch)
+            await self._intake.report(IncidentKind.EPOCH_CHANGED, source, before=cursor.epoch, now=frame.epoch)
             await self._store.restart_cursor(source, epoch=frame.epoch, at_ms=self._clock.now_ms())
             cursor = self._cursor = None
         last_seq = cursor.last_seq if cursor else 0
         if frame.after_seq == frame.through_seq and frame.through_seq < last_seq:
             if is_direct:
-                await self._intake.report("source_regressed", source, readThrough=last_seq, endsAt=head.seq)
+                await self._intake.report(IncidentKind.SOURCE_REGRESSED, source, readThrough=last_seq, endsAt=head.seq)
             return Verdict.REGRESSED if is_direct else Verdict.STALE
         if frame.through_seq <= last_seq:
             return Verdict.KNOWN
@@ -151,7 +152,7 @@ class StreamReader:
         try:
             chain = self._checked_chain(frame, head, cursor.last_chain if cursor else CHAIN_START, may_skip=may_skip)
         except Refusal as refusal:
-            await self._intake.report("stream_broken", source, reason=refusal.message)
+            await self._intake.report(IncidentKind.STREAM_BROKEN, source, reason=refusal.message)
             raise
         batch = Batch(
             source_node_id=source,
@@ -172,7 +173,7 @@ class StreamReader:
             self._gap_since_ms = None
             if not may_skip:
                 # What was missing has come after all. What was skipped has not, and a person has to know.
-                await self._store.close_incident("gap", source, at_ms=self._clock.now_ms())
+                await self._store.close_incident(IncidentKind.GAP, source, at_ms=self._clock.now_ms())
         return Verdict.TAKEN
 
     async def _leave_tombstone(self, *, after_seq: int, before_seq: int | None) -> None:

@@ -39,6 +39,7 @@ from agentpost.protocol.envelope import (
 )
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.payloads import AckType, Sealed
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, LedgerState, Outcome, Settlement
@@ -381,7 +382,7 @@ class Turns:
         return []
 
     async def _reply_refused(self, event: Event, agent_id: str, refusal: Refusal) -> str:
-        await self.incident("reply_refused", event, agent_id, code=refusal.code.value)
+        await self.incident(IncidentKind.REPLY_REFUSED, event, agent_id, code=refusal.code.value)
         return as_text(f"its reply could not be sent: {refusal.message}")
 
     async def expire(self, event: Event, agent_id: str) -> bool:
@@ -443,7 +444,7 @@ class Turns:
             due_at_ms = self._clock.now_ms() + _CONTENT_MS
             await self.postpone(event, agent_id, due_at_ms=due_at_ms, error=refusal.message)
             return Held(hold=Hold.WAITS, due_at_ms=due_at_ms)
-        await self.incident("unreadable", event, agent_id, code=refusal.code.value)
+        await self.incident(IncidentKind.UNREADABLE, event, agent_id, code=refusal.code.value)
         await self._fail(event, agent_id, reason="unreadable", error=refusal.message)
         return _ENDED
 
@@ -475,7 +476,9 @@ class Turns:
                 self._wakeups.timer_set(earliest_due_ms(deliveries))
         return closed
 
-    async def incident(self, kind: str, event: Event, agent_id: str, **detail: str | int | bool | None) -> None:
+    async def incident(
+        self, kind: IncidentKind, event: Event, agent_id: str, **detail: str | int | bool | None
+    ) -> None:
         """Show something to a person. Neither what was said nor what an agent printed is in it."""
         await self._store.raise_incident(
             Incident(

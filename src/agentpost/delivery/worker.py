@@ -41,6 +41,7 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.interface import Store
 from agentpost.store.values import BacklogItem, LedgerState
 from agentpost.tasks import TaskOwner
@@ -50,7 +51,7 @@ __all__ = ["UNCLEAR", "Worker"]
 
 _log = logging.getLogger(__name__)
 
-UNCLEAR: Final = "indeterminate"  # the kind of the incident
+UNCLEAR: Final = IncidentKind.INDETERMINATE
 _LOOK_AHEAD: Final = 1024
 _PAGE: Final = 256
 _MOST_AT_ONCE: Final = 256

@@ -18,6 +18,7 @@ from agentpost.lake.manifest import SegmentManifest
 from agentpost.lake.place import open_lake
 from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.document import Room
 from agentpost.store.identity import Identity
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_SECONDS: Final = 1.0
 # Facts change all the time: between two change logs lies at least this much.
 _FACTS_EVERY_SECONDS: Final = 60.0
-_PROBLEM: Final = "lake_export"
+_PROBLEM: Final = IncidentKind.LAKE_EXPORT
 
 
 class Exported(Struct, frozen=True, kw_only=True, rename="camel"):

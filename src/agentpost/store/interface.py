@@ -402,6 +402,14 @@ class Store(ExternalStore, Protocol):
         """In the order in which they were raised."""
         ...
 
+    def open_incidents_of(self, kind: str) -> list[Incident]:
+        """All open incidents of one kind, by subject."""
+        ...
+
+    def count_incidents(self) -> dict[str, int]:
+        """How many incidents are open, by kind. Kinds without any are left out."""
+        ...
+
     # Joining
 
     def create_invite(self, invite: Invite) -> Awaitable[None]: ...

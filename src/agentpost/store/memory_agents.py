@@ -1,6 +1,7 @@
 """The agents and incidents of the store in memory."""
 
 import json
+from collections import Counter
 from collections.abc import Collection
 
 from msgspec.structs import replace
@@ -77,3 +78,11 @@ class MemoryAgents(MemoryJoining):
             if each.closed_at_ms is None or not open_only
         ]
         return found[:limit]
+
+    def open_incidents_of(self, kind: str) -> list[Incident]:
+        found = [each for each in self.incidents(limit=len(self._incidents)) if each.kind == kind]
+        return sorted(found, key=lambda each: each.subject)
+
+    def count_incidents(self) -> dict[str, int]:
+        counts = Counter(each.kind for each in self.incidents(limit=len(self._incidents)))
+        return dict(sorted(counts.items()))

@@ -439,6 +439,12 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def incidents(self, *, open_only: bool = True, after_id: int = 0, limit: int = 256) -> list[Incident]:
         return incidents.incidents(self._reader(), open_only=open_only, after_id=after_id, limit=limit)
 
+    def open_incidents_of(self, kind: str) -> list[Incident]:
+        return incidents.open_incidents_of(self._reader(), kind)
+
+    def count_incidents(self) -> dict[str, int]:
+        return incidents.count_incidents(self._reader())
+
     # Notes
 
     def put_notes(self, notes: Sequence[Note]) -> "asyncio.Future[None]":

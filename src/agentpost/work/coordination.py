@@ -17,6 +17,7 @@ from agentpost.delivery.engine import Engine
 from agentpost.protocol.coordination import CoordinationState, Preference, acting_node, turn_of
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import is_live
 from agentpost.store.values import AuditEntry, Incident
 from agentpost.tasks import TaskOwner
@@ -28,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 SWEEP: Final = "sweep"
 SWEEP_REPORT: Final = "sweep_report"
-NEEDS_ACTION: Final = "sweep_needs_action"
-POLICY: Final = "delegation_policy"
+NEEDS_ACTION: Final = IncidentKind.SWEEP_NEEDS_ACTION
+POLICY: Final = IncidentKind.DELEGATION_POLICY
 _LONGEST_MESSAGE: Final = 500
 _REMEMBERED_MS: Final = 86_400_000
 # A call that is older is one of several that waited for a gateway that slept; the next one comes soon.

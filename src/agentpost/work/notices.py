@@ -4,7 +4,7 @@ They come from the postmaster, so nobody answers them; what they ask for is said
 """
 
 from agentpost.delivery.engine import Engine
-from agentpost.delivery.policy import DeliveryPolicy, ack_due_at_ms
+from agentpost.delivery.policy import ack_due_at_ms
 from agentpost.delivery.ports import Content
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.delivery import Delivery
@@ -53,7 +53,7 @@ class Notices:
             from_agent_id=POSTMASTER,
             to_node_id=node_id,
             route_decision="report",
-            due_at_ms=ack_due_at_ms(event, now_ms=now_ms, policy=DeliveryPolicy()),
+            due_at_ms=ack_due_at_ms(event, now_ms=now_ms, policy=engine.policy),
             emitted_at_ms=now_ms,
         )
         return event, delivery

@@ -24,6 +24,7 @@ from agentpost.protocol.delivery import Delivery
 from agentpost.protocol.envelope import Event, TaskCompleteEvent, TaskFailedEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import TaskId
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import is_live
 from agentpost.protocol.snapshot import RoomSnapshot
 from agentpost.protocol.taskbook import TaskRecord
@@ -47,10 +48,10 @@ __all__ = [
     "Sweeper",
 ]
 
-TASK_LATE: Final = "task_late"  # somebody was asked about it
-TASK_QUIET: Final = "task_quiet"  # its worker does not say how it goes as often as it has promised
-TASK_STUCK: Final = "task_needs_action"  # nothing that the mesh can do has helped
-LOOP_OPEN: Final = "loop_open"  # the end of a task lies unread
+TASK_LATE: Final = IncidentKind.TASK_LATE  # somebody was asked about it
+TASK_QUIET: Final = IncidentKind.TASK_QUIET  # its worker does not say how it goes as often as it has promised
+TASK_STUCK: Final = IncidentKind.TASK_NEEDS_ACTION  # nothing that the mesh can do has helped
+LOOP_OPEN: Final = IncidentKind.LOOP_OPEN  # the end of a task lies unread
 _PAGE: Final = 500
 # A sweep is in no hurry: mail goes first. A few hundred tasks take some milliseconds, and so does the rest after them.
 _TASKS_AT_ONCE: Final = 100
@@ -201,16 +202,11 @@ class Sweeper:
         now_ms = self._engine.clock.now_ms()
         return [each for each in backups if self._is_here(room, room.agents[each].owner_node_id, now_ms)]
 
-    def open_incidents(self, kind: str) -> dict[str, Incident]:
+    def open_incidents(self, kind: IncidentKind) -> dict[str, Incident]:
         """The open incidents of this kind, by what they are about."""
-        found: dict[str, Incident] = {}
-        after = 0
-        while page := self._store.incidents(after_id=after, limit=_PAGE):
-            after = page[-1].id
-            found |= {incident.subject: incident for incident in page if incident.kind == kind}
-        return found
+        return {incident.subject: incident for incident in self._store.open_incidents_of(kind)}
 
-    async def _close_what_is_well(self, findings: Sequence[Finding]) -> dict[str, dict[str, Incident]]:
+    async def _close_what_is_well(self, findings: Sequence[Finding]) -> dict[IncidentKind, dict[str, Incident]]:
         """Close the incidents that do not hold any more. Gives those that do, by kind and task.
 
         What was asked in an earlier round of a task was asked of another agent, and counts for nothing in this one.
@@ -218,8 +214,8 @@ class Sweeper:
         at_ms = self._engine.clock.now_ms()
         offered = {(_kind(finding), finding.record.task_id): finding.record.offered_at_ms for finding in findings}
         offered |= {(TASK_STUCK, finding.record.task_id): finding.record.offered_at_ms for finding in findings}
-        holding: dict[str, dict[str, Incident]] = {}
-        ended: list[tuple[str, str]] = []
+        holding: dict[IncidentKind, dict[str, Incident]] = {}
+        ended: list[tuple[IncidentKind, str]] = []
         for kind in (TASK_LATE, TASK_QUIET, TASK_STUCK):
             holding[kind] = {}
             for task_id, incident in self.open_incidents(kind).items():
@@ -231,7 +227,7 @@ class Sweeper:
         await asyncio.gather(*(self._store.close_incident(kind, task_id, at_ms=at_ms) for kind, task_id in ended))
         return holding
 
-    def _incident(self, kind: str, finding: Finding) -> Incident:
+    def _incident(self, kind: IncidentKind, finding: Finding) -> Incident:
         return Incident(
             kind=kind,
             subject=finding.record.task_id,
@@ -300,7 +296,7 @@ class Sweeper:
         return len(events)
 
 
-def _kind(finding: Finding) -> str:
+def _kind(finding: Finding) -> IncidentKind:
     return TASK_QUIET if finding.problem is Problem.MISSED_CADENCE else TASK_LATE
 
 

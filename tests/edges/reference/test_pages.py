@@ -19,6 +19,7 @@ from agentpost.edges.reference.commands import every_command
 from agentpost.edges.reference.http import openapi_documents
 from agentpost.edges.reference.pages import PAGES, make_page
 from agentpost.protocol.errors import MEANINGS, Code
+from agentpost.protocol.incidents import INCIDENTS, hint_for
 
 COMMAND_LINE = typer.main.get_command(make_app())
 COMMANDS = {" ".join(words): command for words, command in every_command(COMMAND_LINE, ("agentpost",))}
@@ -106,6 +107,22 @@ def test_every_code_has_a_meaning_and_advice(pages: dict[str, str]) -> None:
             assert sentence[0].isupper()
             assert sentence.endswith(".")
         assert meaning.what != meaning.hint
+
+
+def test_every_kind_of_incident_is_on_its_page(pages: dict[str, str]) -> None:
+    """Each kind has a row: what it means, what to do and when it closes."""
+    for kind, meaning in INCIDENTS.items():
+        row = next(each for each in _rows(pages["incidents"]) if each.startswith(f"| `{kind.value}` | "))
+        assert meaning.what in row
+        assert hint_for(kind) in row
+        assert (meaning.closes or "agentpost incidents close ID") in row
+
+
+def test_the_commands_of_hints_exist() -> None:
+    """A command that the hint of an incident names is one that can be typed."""
+    for kind in INCIDENTS:
+        for named in re.findall(r"`(agentpost [^`]*)`", hint_for(kind)):
+            assert any(f"{named} ".startswith(f"{command} ") for command in COMMANDS), f"{kind}: {named}"
 
 
 def test_one_page_is_printed_and_an_unknown_one_refused() -> None:

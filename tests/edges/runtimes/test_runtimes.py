@@ -6,6 +6,7 @@ import gzip
 import hmac
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,11 +14,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Runtime
 from agentpost.edges.runtimes import check_agent, command, make_runtime
 from agentpost.edges.runtimes.handler import HandlerRuntime
+from agentpost.edges.runtimes.registry import RUNTIMES
 from agentpost.protocol.errors import Code
 from agentpost.protocol.payloads import Kind
 from agentpost.store.values import LocalAgent
@@ -526,3 +529,14 @@ async def gone(*pids: int) -> None:
             return False
 
     await until(lambda: not any(runs(pid) for pid in pids))
+
+
+def test_every_runtime_declares_its_secret_options() -> None:
+    """Each runtime says beside its options which of them are secret; one that looks secret is declared."""
+    suspicious = re.compile(r"secret|token|password|credential|key|env$|headers", re.IGNORECASE)
+    for name, kind in RUNTIMES.items():
+        options = {field.encode_name for field in msgspec.structs.fields(kind.options)}
+        assert "SECRETS" in vars(kind.options), f"{name} does not declare its secret options"
+        assert options >= kind.options.SECRETS, name
+        assert {each for each in options - {"passEnv"} if suspicious.search(each)} == kind.options.SECRETS, name
+        assert make_runtime.secret_options(name) == kind.options.SECRETS

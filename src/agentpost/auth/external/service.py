@@ -41,6 +41,7 @@ from agentpost.auth.limits import Limits, Rate, RateLimited, address_key, token_
 from agentpost.auth.signing import TOKEN_PREFIX, to_text
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 from agentpost.protocol.ids import CorrId, FamilyId, InviteId, SessionId, parse_id
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.external_values import AgentInvite, AgentSession
 from agentpost.store.identity import Identity
@@ -51,7 +52,6 @@ from agentpost.world import Chance, Clock, IdMaker
 __all__ = ["ExternalAgents"]
 
 INVITE_PREFIX: Final = f"{TOKEN_PREFIX}invite_"
-TOKEN_STOLEN: Final = "agent_token_stolen"  # noqa: S105 - the kind of an incident
 _OPERATOR: Final = "operator"
 _TOKEN_BYTES: Final = 32
 _MOST_SESSIONS: Final = 10_000
@@ -308,7 +308,9 @@ class ExternalAgents:
 
     async def _raise_incident(self, session: AgentSession, what: str) -> None:
         detail: dict[str, str | int | bool | None] = {"agentId": session.agent_id, "what": what}
-        incident = Incident(kind=TOKEN_STOLEN, subject=session.session_id, at_ms=self._clock.now_ms(), detail=detail)
+        incident = Incident(
+            kind=IncidentKind.AGENT_TOKEN_STOLEN, subject=session.session_id, at_ms=self._clock.now_ms(), detail=detail
+        )
         await self._store.raise_incident(incident)
 
     async def _record(self, entry: AuditEntry) -> None:

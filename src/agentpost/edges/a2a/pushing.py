@@ -23,6 +23,7 @@ from agentpost.edges.a2a.reading import Reader, Told
 from agentpost.protocol.backoff import RetryPolicy, exhausted, next_delay_seconds
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import TaskId
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.interface import Store
 from agentpost.store.values import Incident, Note
 from agentpost.tasks import TaskOwner
@@ -31,7 +32,7 @@ from agentpost.world import Chance, Clock
 __all__ = ["PUSHED", "PUSH_FAILED", "Pusher"]
 
 PUSHED: Final = "a2a.pushed"
-PUSH_FAILED: Final = "a2a_push_failed"
+PUSH_FAILED: Final = IncidentKind.A2A_PUSH_FAILED
 _TOKEN: Final = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
 _MEDIA_TYPE: Final = "application/a2a+json"
 _TIMEOUT_SECONDS: Final = 10.0

@@ -48,8 +48,8 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         for found in findings:
             mark = "[green]ok[/green]     " if found["ok"] else "[red]problem[/red]"
             stdout.print(f"{mark} {found['check']}: {escape(found['message'])}", highlight=False)
-            if found["hint"]:
-                stdout.print(f"        {escape(found['hint'])}", highlight=False)
+            for line in (found["hint"] or "").splitlines():
+                stdout.print(f"        {escape(line)}", highlight=False)
     if not all(found["ok"] for found in findings):
         raise typer.Exit(1)
 
@@ -130,14 +130,15 @@ def _mail_is_taken(path: Path) -> str:
 
 def _nothing_needs_a_look(path: Path) -> str:
     try:
-        found: list[dict[str, Any]] = OperatorClient(path).get("/ansible/incidents", {"limit": 500})
+        kinds: list[dict[str, Any]] = OperatorClient(path).get("/ansible/incidents/kinds")
     except Refusal:
         return "not known while no gateway runs"
+    found = sorted((each for each in kinds if each["open"]), key=lambda each: each["kind"])
     if found:
-        kinds = ", ".join(sorted({each["kind"] for each in found}))
-        raise Refusal(
-            Code.CONFLICT, f"{len(found)} open: {kinds}", hint="`agentpost incidents list` says what to do about them."
-        )
+        names = ", ".join(each["kind"] for each in found)
+        hints = "\n".join(f"{each['kind']}: {each['what']} {each['hint']}" for each in found)
+        hint = f"{hints}\nSee `agentpost incidents list`, and `agentpost incidents show ID` for each."
+        raise Refusal(Code.CONFLICT, f"{sum(each['open'] for each in found)} open: {names}", hint=hint)
     return "none open"
 
 

@@ -8,7 +8,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
 from msgspec import Struct
 
-from agentpost.delivery.agents import shown_options
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.edges.http.parameters import CARRIES_CONTENT
@@ -85,7 +84,7 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return AgentView(
             agent_id=agent.agent_id,
             runtime=agent.runtime,
-            options=shown_options(agent),
+            options=engine.agents.shown_options(agent),
             is_paused=agent.is_paused,
             waiting=engine.store.backlog_size(agent.agent_id),
         )

@@ -22,6 +22,8 @@ from agentpost.edges.http.parameters import HIGHEST_SEQ, AfterId
 from agentpost.protocol.cloudevents import cloud_event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
+from agentpost.protocol.incidents import IncidentKind, hint_for, meaning_of
+from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store.values import Incident
 
 __all__ = ["record_routes"]
@@ -42,7 +44,10 @@ class Trace(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class IncidentLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Something that a person should look at."""
+    """An incident: `what` its kind means, the `hint` what to do about it.
+
+    `closes` says when it closes by itself; without it, only an operator closes it.
+    """
 
     id: int
     kind: str
@@ -51,6 +56,36 @@ class IncidentLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     corr_id: str | None = None
     detail: dict[str, str | int | bool | None] = {}
     closed_at_ms: int | None = None
+    what: str
+    hint: str
+    closes: str = ""
+
+
+class IncidentDelivery(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A delivery that an incident is about, as it is now."""
+
+    to_agent_id: str
+    to_node_id: str | None
+    state: DeliveryState
+    attempts: int
+    reason: str | None = None
+
+
+class IncidentDetail(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One incident, and the deliveries it is about as they are now."""
+
+    incident: IncidentLine
+    deliveries: tuple[IncidentDelivery, ...] = ()
+
+
+class IncidentKindLine(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A kind of incident: what it means, what to do, when it closes by itself, and how many are open here."""
+
+    kind: str
+    what: str
+    hint: str
+    closes: str
+    open: int
 
 
 class Chosen(Filter, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -121,7 +156,31 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
 
     @get("/ansible/incidents", sync_to_thread=False, summary="List incidents", tags=["records"])
     def incidents(only_open: bool = True, after: AfterId = 0, limit: Limit = 50) -> list[IncidentLine]:
+        """In the order in which they were raised, each with what it means and what to do about it."""
         return [_incident(each) for each in engine.incidents.list(open_only=only_open, after_id=after, limit=limit)]
+
+    @get("/ansible/incidents/kinds", sync_to_thread=False, summary="The kinds of incidents", tags=["records"])
+    def incident_kinds() -> list[IncidentKindLine]:
+        """Every kind that this version can raise, and every kind of which one is open here."""
+        counts = engine.store.count_incidents()
+        kinds = dict.fromkeys([*(kind.value for kind in IncidentKind), *counts])
+        return [_kind_line(kind, counts.get(kind, 0)) for kind in kinds]
+
+    @get("/ansible/incidents/{incident_id:int}", sync_to_thread=False, summary="Show an incident", tags=["records"])
+    def incident(incident_id: IncidentId) -> IncidentDetail:
+        """One incident, open or closed, with the deliveries it is about."""
+        view = engine.incidents.show(incident_id)
+        deliveries = [
+            IncidentDelivery(
+                to_agent_id=each.to_agent_id,
+                to_node_id=each.to_node_id,
+                state=each.state,
+                attempts=each.attempts,
+                reason=each.reason,
+            )
+            for each in view.deliveries
+        ]
+        return IncidentDetail(incident=_incident(view.incident), deliveries=tuple(deliveries))
 
     @post("/ansible/incidents/{incident_id:int}/close", status_code=200, summary="Close an incident", tags=["records"])
     async def close(incident_id: IncidentId) -> dict[str, bool]:
@@ -171,6 +230,8 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         resend,
         purge,
         incidents,
+        incident_kinds,
+        incident,
         close,
         watch,
         stream_of,
@@ -206,4 +267,11 @@ def _as_cloud_event(tailed: Tailed) -> dict[str, Any]:
 
 
 def _incident(incident: Incident) -> IncidentLine:
-    return IncidentLine(**structs.asdict(incident))
+    meaning = meaning_of(incident.kind)
+    hint = hint_for(incident.kind, subject=incident.subject, detail=incident.detail)
+    return IncidentLine(**structs.asdict(incident), what=meaning.what, hint=hint, closes=meaning.closes)
+
+
+def _kind_line(kind: str, open_: int) -> IncidentKindLine:
+    meaning = meaning_of(kind)
+    return IncidentKindLine(kind=kind, what=meaning.what, hint=hint_for(kind), closes=meaning.closes, open=open_)

@@ -9,6 +9,7 @@ from agentpost.edges.reference.commands import commands_page
 from agentpost.edges.reference.configuration import configuration_page
 from agentpost.edges.reference.errors import errors_page
 from agentpost.edges.reference.http import http_page, openapi_documents
+from agentpost.edges.reference.incidents import incidents_page
 from agentpost.edges.reference.tools import tools_page
 from agentpost.protocol.errors import Code, Refusal
 
@@ -22,6 +23,7 @@ _MAKERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "tools": lambda _: tools_page(),
     "configuration": lambda _: configuration_page(),
     "errors": lambda _: errors_page(),
+    "incidents": lambda _: incidents_page(),
 }
 PAGES: Final[Mapping[str, str]] = {
     "commands": "every command, its options and an example",
@@ -29,6 +31,7 @@ PAGES: Final[Mapping[str, str]] = {
     "tools": "the MCP tools of a model",
     "configuration": "every key of agentpost.toml",
     "errors": "every code of a refusal, and what to do",
+    "incidents": "every kind of incident, what to do, and when it closes",
 }
 
 

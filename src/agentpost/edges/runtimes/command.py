@@ -13,7 +13,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, ClassVar, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta, field
@@ -45,6 +45,8 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 class CommandOptions(Options, frozen=True, kw_only=True, rename="camel"):
     """`output` says whether stdout is the text of the reply or a JSON object with it."""
+
+    SECRETS: ClassVar[frozenset[str]] = frozenset({"env"})
 
     argv: Annotated[tuple[str, ...], Meta(min_length=1)]
     cwd: str | None = None

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from agentpost.delivery.ports import Content, Engagement, Result
 from agentpost.delivery.wording import told
@@ -20,6 +20,8 @@ Handler: TypeAlias = Callable[[Engagement], Awaitable[str | Content | None]]
 
 class HandlerOptions(Options, frozen=True, kw_only=True, rename="camel"):
     """`function` is module:function. Without `timeout_seconds` a turn may last as long as it likes."""
+
+    SECRETS: ClassVar[frozenset[str]] = frozenset()
 
     function: str
     idempotent: bool = False

@@ -8,7 +8,7 @@ So when the gateway stops, or the agent is changed, nobody waits for the mailbox
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -30,6 +30,8 @@ _LOOK_EVERY_SECONDS: Final = 2.0
 
 class MailboxOptions(Options, frozen=True, kw_only=True, rename="camel"):
     """`file` is the mailbox; `session` is whose it is there, without it the agent's own id."""
+
+    SECRETS: ClassVar[frozenset[str]] = frozenset()
 
     file: str
     session: str | None = None

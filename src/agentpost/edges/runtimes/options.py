@@ -1,7 +1,7 @@
 """The options of a runtime: typed, and refused by name where they make no sense. A refusal repeats no secret."""
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,7 +23,12 @@ class Options(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
     """What every runtime has. With `max_concurrent` 1 the agent gets what a sender said in its order.
 
     `dispatch_incoming` is what the gateway does about this agent's mail (OPS-2); without it, what it does by default.
+
+    Each runtime declares in `SECRETS` which of its options are secret, in camelCase: they are kept encrypted, and no
+    list shows them.
     """
+
+    SECRETS: ClassVar[frozenset[str]]
 
     max_concurrent: AtOnce = 1
     dispatch_incoming: bool | None = None

@@ -1,6 +1,6 @@
 """The runtime of agents that fetch their mail by themselves: options, and nothing else. See `delivery.pull`."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -15,6 +15,8 @@ __all__ = ["PullOptions", "PullRuntime"]
 
 class PullOptions(Options, frozen=True, kw_only=True, rename="camel"):
     """How long what is fetched stays with the agent before somebody else may fetch it."""
+
+    SECRETS: ClassVar[frozenset[str]] = frozenset()
 
     lease_seconds: Annotated[float, Meta(ge=1, le=86_400)] = LEASE_SECONDS
 

@@ -14,7 +14,7 @@ import base64
 import binascii
 import hmac
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import httpx
 import msgspec
@@ -50,6 +50,8 @@ HeaderValue = Annotated[str, Meta(pattern=r"^[ -~]{0,4096}\Z")]
 
 class WebhookOptions(Options, frozen=True, kw_only=True, rename="camel"):
     """`secret` is `whsec_` and base64, or any text. `headers` go along as they are, an Authorization for instance."""
+
+    SECRETS: ClassVar[frozenset[str]] = frozenset({"secret", "headers"})
 
     url: str
     secret: str | None = None
