@@ -6,6 +6,7 @@ Knows nothing of HTTP or of the command line; the edges serve what is here.
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 

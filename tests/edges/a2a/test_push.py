@@ -158,7 +158,7 @@ async def test_who_cannot_be_reached_is_tried_again_and_then_given_up(post: Post
 
 
 async def test_a_redirect_leads_nowhere(post: Post) -> None:
-    """A public place that answers with a redirect into the gateway's network: whatever its status, it is not followed."""
+    """A redirect into the gateway's network is not followed, whatever its status."""
     statuses = [301, 302, 303, 307, 308]
     with receiving() as receiver, receiving() as inside:
         receiver.elsewhere, receiver.answers = inside.url, list(statuses)
