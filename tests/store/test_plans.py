@@ -34,7 +34,9 @@ SCANS = {
     "quarantined": "oldest first, with a limit",
     # Indexes that hold no more than what is asked for.
     "count_deliveries": "an index of states; one row for each delivery, for the metrics",
+    "count_open_incidents": "what is open",
     "engaged_entries": "what is open",
+    "unaccepted_counts": "what is not accepted, with a limit",
     "waiting_abroad": "the sessions that are addresses",
     # Small next to what it counts.
     "payload_usage": "one row for each payload",
@@ -45,6 +47,8 @@ SORTS = {
     "expired_mail": "what expires in the same millisecond",
     "missing_payloads": "what is not here yet, after a start",
     "page_in_flight": "what is in flight, which is little",
+    "unaccepted_by": "a page",
+    "unaccepted_counts": "one row for each gateway",
     "waiting_agents": "one row for each agent",
 }
 
