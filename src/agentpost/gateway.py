@@ -6,6 +6,7 @@ Knows nothing of HTTP or of the command line; the edges serve what is here.
 import asyncio
 import logging
 import os
+import resource
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
@@ -88,6 +89,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     # What is too large for its event, the own and that of others: how many, and how much.
     payloads: int
     payload_bytes: int
+    # How many files and connections the process may have open; -1 is without limit.
+    open_files_limit: int
     # The longest wait first.
     not_taken: list[NotTakenBy] = []
     failure: str | None = None
@@ -455,6 +458,7 @@ class Gateway:
             inbox_acked_seq=position.acked_seq,
             payloads=usage.payloads,
             payload_bytes=usage.size_bytes,
+            open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             not_taken=self._not_taken(),
             failure=None if failure is None else failure.message,
             insecure_no_proof=self.settings.insecure_no_proof,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from agentpost.edges.cli.output import Format, escape, plain, print_error, print_said, print_table, say
+from agentpost.edges.cli.output import Format, escape, print_error, print_said, print_table, say
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.visible import visible
 
 
 def test_brackets_in_a_text_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +52,7 @@ def test_the_name_of_an_emoji_is_printed_as_it_is(capsys: pytest.CaptureFixture[
 )
 def test_what_a_terminal_would_obey_is_shown(text: str, shown: str) -> None:
     """Escape sequences and marks of the writing direction become visible; everything else stays what it is."""
-    assert plain(text) == shown
+    assert visible(text) == shown
 
 
 def test_one_line_stays_one_line() -> None:

@@ -120,7 +120,8 @@ def test_a_gateway_stops_when_it_was_asked_to_the_end(home: Path) -> None:
     with running_gateway(home) as gateway, socket.socket(socket.AF_UNIX) as slow:
         slow.settimeout(TIMEOUT_SECONDS)
         slow.connect(str(home / "operator.sock"))
-        slow.sendall(b"POST /operator/shutdown HTTP/1.1\r\nhost: gateway\r\ncontent-length: 2\r\n\r\n")
+        slow.sendall(b"POST /operator/shutdown HTTP/1.1\r\nhost: gateway\r\ncontent-length: 2\r\n")
+        slow.sendall(b"content-type: application/json\r\n\r\n")
         with pytest.raises(subprocess.TimeoutExpired):
             gateway.process.wait(1)
         assert gateway.operator.get("/operator/status")["phase"] == "ready"

@@ -177,6 +177,7 @@ async def test_who_sends_byte_by_byte_is_cut_off(
     file: FileMailbox, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     """A caller of an HTTP mailbox that never brings a whole request is cut off; one that waits for mail is not."""
+    monkeypatch.setattr(PatientHttp, "header_seconds", 0.3)
     monkeypatch.setattr(PatientHttp, "request_seconds", 0.3)
     async with serve_http(file, host="127.0.0.1", port=0, token=None) as url, await connect_mailbox(url) as mailbox:
         waiting = asyncio.ensure_future(mailbox.dequeue("bob", wait_seconds=30))

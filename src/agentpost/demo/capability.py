@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
+from agentpost.terminal import escape
 
 __all__ = ["CapabilityShown", "show_capability"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
 from agentpost.demo.telling import head
+from agentpost.terminal import escape
 
 __all__ = ["ARCHITECT", "BUILDER", "MailShown", "show_mail"]
 

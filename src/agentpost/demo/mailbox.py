@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.command import agentpost, agentpost_at, once
+from agentpost.terminal import escape
 
 __all__ = ["show_mailbox"]
 

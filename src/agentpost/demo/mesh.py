@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.capability import CapabilityShown, show_capability
 from agentpost.demo.command import agentpost, once
@@ -16,6 +15,7 @@ from agentpost.demo.mailbox import show_mailbox
 from agentpost.demo.models import ModelShown, show_model
 from agentpost.demo.pipeline import export_mesh
 from agentpost.demo.tasks import TasksShown, show_tasks
+from agentpost.terminal import escape
 
 __all__ = ["MeshShown", "show_mesh"]
 

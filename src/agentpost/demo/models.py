@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.command import agentpost
 from agentpost.demo.telling import left_out
 from agentpost.tasks import TaskOwner
+from agentpost.terminal import escape
 
 __all__ = ["ModelShown", "show_model"]
 

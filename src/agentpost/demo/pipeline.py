@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.command import agentpost, agentpost_at
+from agentpost.terminal import escape
 
 __all__ = ["PipelineShown", "export_mesh", "has_pipeline", "show_pipeline"]
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from agentpost.demo.command import agentpost, once
+from agentpost.terminal import escape
 
 __all__ = ["TasksShown", "show_tasks"]
 

@@ -1,7 +1,8 @@
 """How the demo tells its story. What is told is text: nothing in it passes for markup."""
 
 from rich.console import Console
-from rich.markup import escape
+
+from agentpost.terminal import escape
 
 __all__ = ["head", "left_out"]
 

@@ -127,6 +127,7 @@ def test_headers_without_end_are_refused(gate: Door) -> None:
 )
 def test_who_sends_byte_by_byte_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     """Slow-loris: a connection that does not bring a whole request in time is gone, however busy it looks."""
+    monkeypatch.setattr(PatientHttp, "header_seconds", 0.5)
     monkeypatch.setattr(PatientHttp, "request_seconds", 0.5)
     with open_door(tmp_path / "vps-jane") as door:
         host, port = door.url.removeprefix("http://").split(":")
@@ -143,6 +144,7 @@ def test_who_sends_byte_by_byte_is_cut_off(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_websocket_is_not_a_slow_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is open it may be quiet for as long as it likes."""
+    monkeypatch.setattr(PatientHttp, "header_seconds", 0.3)
     monkeypatch.setattr(PatientHttp, "request_seconds", 0.3)
     with open_door(tmp_path / "vps-jane") as door:
         stranger = Stranger("mbp-jane", tmp_path / "stranger", door.url)

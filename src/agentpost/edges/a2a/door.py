@@ -20,6 +20,7 @@ from agentpost.edges.a2a.exposing import Exposed, Exposures, has_sdk
 from agentpost.edges.a2a.methods import rest_method, rpc_method
 from agentpost.edges.a2a.visiting import VISIT, Visit
 from agentpost.edges.http.calls import call_from, read_body, send_answer, send_refusal
+from agentpost.edges.http.connections import proven
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.tasks import TaskOwner
@@ -96,6 +97,7 @@ class A2aDoor:
         external = self._gateway.external
         admitted = await external.admit(call_from(self._gateway, scope, body), operation=f"a2a.{method}")
         session_id = admitted.session.session_id
+        proven(scope, f"session {session_id}")
         with external.within(admitted.session) as ended, self._counted(session_id):
             visit = Visit(admitted=admitted, exposed=exposed, ended=ended)
             try:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from agentpost import __version__
+from agentpost.edges.cli.output import print_text
 
 __all__ = ["make_app"]
 
@@ -71,7 +72,7 @@ def _import(module: str) -> Any:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"agentpost {__version__}")
+        print_text(f"agentpost {__version__}\n")
         raise typer.Exit
 
 

@@ -12,6 +12,7 @@ from agentpost.config import CONFIG_FILE, load_settings
 from agentpost.edges.cli.gateway import NO_PROOF, home_of_node, not_taken
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
+from agentpost.edges.open_files import LEAST_OPEN_FILES
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
@@ -37,6 +38,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("disk", lambda: _disk_has_room(path)),
         _finding("store", lambda: _store_is_whole(path)),
         _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
+        _finding("open files", lambda: _open_files_are_enough(path)),
         _finding("proofs", lambda: _proofs_are_wanted(path)),
         _finding("seeds", lambda: _seeds_are_there(path)),
         _finding("mail", lambda: _mail_is_taken(path)),
@@ -140,6 +142,20 @@ def _nothing_needs_a_look(path: Path) -> str:
         hint = f"{hints}\nSee `agentpost incidents list`, and `agentpost incidents show ID` for each."
         raise Refusal(Code.CONFLICT, f"{sum(each['open'] for each in found)} open: {names}", hint=hint)
     return "none open"
+
+
+def _open_files_are_enough(path: Path) -> str:
+    try:
+        limit: int = OperatorClient(path).get("/operator/status")["openFilesLimit"]
+    except Refusal:
+        return "not known while no gateway runs"
+    if 0 <= limit < LEAST_OPEN_FILES:
+        problem = (
+            f"the gateway may have {limit:,} files and connections open; {LEAST_OPEN_FILES:,} is the least it needs"
+        )
+        hint = "Set `LimitNOFILE=65536` in its systemd unit, or `ulimit -Hn 65536` as root, and start it again."
+        raise Refusal(Code.UNAVAILABLE, problem, hint=hint)
+    return "as many as it likes" if limit < 0 else f"up to {limit:,}"
 
 
 def _proofs_are_wanted(path: Path) -> str:

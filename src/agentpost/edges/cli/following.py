@@ -1,6 +1,5 @@
 """`show`, `trace`, `watch`, `tail`: what became of mail, and what happens, from the command line."""
 
-import json
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from agentpost.edges.cli.output import (
     FormatOption,
     escape,
     print_json,
+    print_json_line,
     print_said,
     print_table,
     stdout,
@@ -78,7 +78,7 @@ def watch(
     try:
         for each in client.lines("/ansible/watch"):
             if output is Format.JSON:
-                typer.echo(json.dumps(each))
+                print_json_line(each)
                 continue
             to = ", ".join(each.get("toAgents", ()))
             line = f"[dim]{each['at'][11:23]}[/dim] {escape(each['what']):20} {escape(each.get('fromAgentId') or '')}"
@@ -109,7 +109,7 @@ def tail(
     path = path_of("ansible", "streams", stream)
     try:
         for line in client.lines(path, {name: str(value).lower() for name, value in query.items()}):
-            typer.echo(json.dumps(line, ensure_ascii=False))
+            print_json_line(line)
     except KeyboardInterrupt:
         raise typer.Exit from None
     if follow:

@@ -17,7 +17,9 @@ from agentpost.config import CONFIG_FILE, Settings, home_of, load_settings
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, ago, escape, print_json, stderr, stdout
 from agentpost.edges.garbage import spare_what_stays
+from agentpost.edges.open_files import raise_open_files
 from agentpost.edges.operator_client import OperatorClient
+from agentpost.logs import make_logs_safe
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
@@ -121,6 +123,7 @@ def up(
     if detach:
         _start_detached(settings, output)
         return
+    make_logs_safe(of_all=True)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     quiet_libraries()
 
@@ -141,6 +144,8 @@ def quiet_libraries() -> None:
     """Libraries log what they were asked, which may hold secrets (AUTH-9); ours never do."""
     for noisy in ("httpx", "httpcore", "uvicorn", "websockets", "mcp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # A line for each request that is none would let strangers fill the disk.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
@@ -149,6 +154,7 @@ async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
     from agentpost.edges.http.server import make_gateway, serve
     from agentpost.gateway import Phase
 
+    raise_open_files()
     gateway = make_gateway(settings)
     loop = asyncio.get_running_loop()
     for wanted in (signal.SIGTERM, signal.SIGINT):

@@ -16,16 +16,17 @@ from agentpost.edges.cli.output import (
     Format,
     FormatOption,
     escape,
-    plain,
     print_json,
     print_quoted,
     print_table,
+    print_text,
     say,
     stdout,
 )
 from agentpost.mailbox.interface import MailboxProtocol
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.mailbox import PROTOCOL_VERSION, DeadLetterEntry, MailboxMessage, to_wire
+from agentpost.protocol.visible import visible
 
 __all__ = ["mailbox_app"]
 
@@ -255,7 +256,7 @@ def purge(
     """Drop what is pending and in flight. Dead letters stay."""
     if not yes:
         # Not on stdout, where a program reads JSON.
-        typer.confirm(f"Drop everything that waits for {plain(session)}?", abort=True, err=True)
+        typer.confirm(f"Drop everything that waits for {visible(session)}?", abort=True, err=True)
     _with_mailbox(at, token_file, lambda mailbox: mailbox.purge(session))
     _done("purged", session, output)
 
@@ -265,7 +266,7 @@ def typescript() -> None:
     """The types of the protocol as a TypeScript declaration file."""
     from agentpost.mailbox.typescript import declarations
 
-    typer.echo(declarations(), nl=False)
+    print_text(declarations())
 
 
 mailbox_app.command(epilog="Example: [bold]agentpost mailbox serve --socket ~/mail.sock[/bold]")(serve)

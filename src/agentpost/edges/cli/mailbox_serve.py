@@ -1,9 +1,7 @@
 """`mailbox serve`: a mailbox file for other programs, over a Unix socket, HTTP and WebSocket."""
 
 import asyncio
-import json
 import signal
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,7 +9,9 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from agentpost.edges.cli.output import Format, FormatOption, say
+from agentpost.edges.cli.output import Format, FormatOption, print_json_line, say
+from agentpost.edges.open_files import raise_open_files
+from agentpost.logs import make_logs_safe
 from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.sweeping import keep_swept
 from agentpost.protocol.errors import Code, Refusal
@@ -44,6 +44,8 @@ async def _serve(file: Path, socket: Path | None, http: str | None, output: Form
     from agentpost.edges.mailbox.serving import serve_http
     from agentpost.edges.mailbox.unix import serve_unix
 
+    raise_open_files()
+    make_logs_safe(of_all=True)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -76,8 +78,7 @@ async def _serve(file: Path, socket: Path | None, http: str | None, output: Form
 
 def _tell_where(served: dict[str, str], output: Format) -> None:
     if output is Format.JSON:
-        typer.echo(json.dumps(served))
-        sys.stdout.flush()
+        print_json_line(served)
         return
     for name, place in served.items():
         say(f"{name}: {place}")

@@ -7,7 +7,7 @@ import typer
 from typer.exceptions import TyperException
 
 from agentpost.edges.cli.app import make_app
-from agentpost.edges.cli.output import INTERRUPTED, Format, break_lines_only_for_terminals, exit_code, print_error
+from agentpost.edges.cli.output import INTERRUPTED, Format, break_lines_only_for_terminals, exit_code, print_error, say
 from agentpost.edges.cli.readers import end_when_nobody_reads
 from agentpost.edges.cli.usage import refusal_of, unusable_file
 from agentpost.edges.operator_client import not_utf8
@@ -35,7 +35,7 @@ def main() -> None:
             print_error(refusal_of(error), wanted)
         code = error.exit_code
     except typer.Abort:
-        typer.echo("Aborted.", err=True)
+        say("Aborted.")
         code = 1
     except UnicodeEncodeError:
         # Words that are no text, as a shell can pass them, come to light wherever they are written first.

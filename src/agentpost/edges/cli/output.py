@@ -1,7 +1,7 @@
 """What a command prints: text for people, JSON for programs. Data goes to stdout, everything else to stderr."""
 
 import os
-import re
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.markup import escape as without_markup
 from rich.table import Table
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.visible import in_json, visible
+from agentpost.terminal import SafeConsole, escape
 
 __all__ = [
     "INTERRUPTED",
@@ -25,20 +25,20 @@ __all__ = [
     "escape",
     "exit_code",
     "other_words",
-    "plain",
     "print_error",
     "print_json",
+    "print_json_line",
     "print_quoted",
     "print_said",
     "print_table",
+    "print_text",
     "say",
     "stderr",
     "stdout",
 ]
 
-# Without emoji: `:smile:` in a message stays what its sender wrote.
-stdout = Console(emoji=False)
-stderr = Console(stderr=True, emoji=False)
+stdout = SafeConsole()
+stderr = SafeConsole(stderr=True)
 
 # 128 and the number of SIGINT: what a shell says of a program that Ctrl-C ended.
 INTERRUPTED: Final = 130
@@ -46,13 +46,6 @@ INTERRUPTED: Final = 130
 _WIDE: Final = 80
 _UNBOUNDED: Final = 100_000
 _INDENT: Final = "    "
-_NO_TAG: Final = "[none][/none]"
-
-# What a terminal obeys or hides instead of showing it: control characters, marks of the writing direction, and what is
-# no character at all. A line break and a tab are text; so is a carriage return before a line break.
-_UNSEEN: Final = re.compile(
-    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 
 class Format(StrEnum):
@@ -84,30 +77,12 @@ def exit_code(refusal: Refusal) -> int:
     return 4 if refusal.status in _REFUSED else 1
 
 
-def plain(text: str) -> str:
-    """A text that somebody else wrote, with nothing in it that a terminal obeys: ESC is shown as `\\x1b`."""
-    return _UNSEEN.sub(_visible, text)
-
-
-def escape(text: str) -> str:
-    """Such a text for one line or one cell, safe among markup. A line break is shown: it must not forge a line."""
-    flat = plain(text).replace("\r", "\\r").replace("\n", "\\n")
-    bare = flat.rstrip("\\")
-    # Backslashes escape a tag, if one comes next: two are one then, and elsewhere they are two. So one always comes.
-    return without_markup(bare) + ("\\" * 2 * (len(flat) - len(bare)) + _NO_TAG if bare != flat else "")
-
-
-def _visible(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
 def print_said(text: str, *, after: str = "") -> None:
     """What somebody said, on stdout, as it was said.
 
     `after` begins the first line. The others are indented then, so that none of them passes for such a beginning.
     """
-    said = plain(text)
+    said = visible(text)
     if after:
         stdout.print(after, end=" " if said else "\n", highlight=False, soft_wrap=True)
         said = said.replace("\n", f"\n{_INDENT}")
@@ -118,7 +93,7 @@ def print_said(text: str, *, after: str = "") -> None:
 
 def print_quoted(text: str) -> None:
     """What somebody said, below a line that tells who. It is indented, so that none of it passes for such a line."""
-    typer.echo(textwrap.indent(plain(text), _INDENT, lambda _: True))
+    typer.echo(textwrap.indent(visible(text), _INDENT, lambda _: True))
 
 
 def other_words(content: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -132,8 +107,18 @@ def other_words(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    typer.echo(text)
+    typer.echo(in_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON document on a line of stdout, at once: for a program that reads them as they come."""
+    typer.echo(in_json(msgspec.json.encode(value).decode()))
+    sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """A text on stdout as it is, line breaks and all, for a person or for a program."""
+    typer.echo(visible(text), nl=False)
 
 
 def print_table(
@@ -178,7 +163,7 @@ def say(text: str) -> None:
 def print_error(refusal: Refusal, output: Format) -> None:
     """What went wrong and what to do, on stderr; with `-o json` in the one shape that all errors have."""
     if output is Format.JSON:
-        typer.echo(msgspec.json.encode(refusal.to_wire()).decode(), err=True)
+        typer.echo(in_json(msgspec.json.encode(refusal.to_wire()).decode()), err=True)
         return
     # The terminal breaks the lines, if there is one: a path or an id in them is there to be copied.
     message = f"[bold red]{refusal.code}[/bold red]: {escape(refusal.message)}"

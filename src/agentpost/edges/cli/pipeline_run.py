@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import msgspec
 import typer
 
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, say, stderr, stdout
+from agentpost.edges.cli.output import (
+    Format,
+    FormatOption,
+    escape,
+    print_json,
+    print_json_line,
+    print_table,
+    print_text,
+    say,
+    stderr,
+    stdout,
+)
 from agentpost.edges.cli.pipeline_options import (
     LakeOption,
     MasterOption,
@@ -135,7 +146,7 @@ def watch(
             signal.signal(number, lambda _number, _frame: stop.set())
         for done in watch_lake(spark, files, tables, options, stop=stop, now_us=lambda: time.time_ns() // 1000):
             if output is Format.JSON:
-                typer.echo(msgspec.json.encode(done).decode())
+                print_json_line(done)
                 sys.stdout.flush()
             else:
                 _print_watched(done)
@@ -222,7 +233,7 @@ def _print_csv(found: "pa.Table") -> None:
     writer = csv.writer(text)
     writer.writerow(found.column_names)
     writer.writerows([[_plain(value) for value in row.values()] for row in _rows(found)])
-    typer.echo(text.getvalue(), nl=False)
+    print_text(text.getvalue())
 
 
 def _plain(value: Any) -> Any:

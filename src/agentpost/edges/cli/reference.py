@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentpost.edges.cli.output import Format, FormatOption, exit_code, print_json, print_table, stdout
+from agentpost.edges.cli.output import Format, FormatOption, exit_code, print_json, print_table, print_text, stdout
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 
 __all__ = ["register"]
@@ -34,7 +34,7 @@ def docs(
     command_line = typer.main.get_command(make_app())
     if out is not None:
         written = [str(path) for path in write_pages(out, command_line)]
-        print_json({"written": written}) if output is Format.JSON else typer.echo("\n".join(written))
+        print_json({"written": written}) if output is Format.JSON else print_text("\n".join([*written, ""]))
     elif page is None:
         rows = [{"page": name, "about": what} for name, what in PAGES.items()]
         if output is Format.JSON:
@@ -43,7 +43,7 @@ def docs(
             print_table("Reference pages", ("page", "about"), [(row["page"], row["about"]) for row in rows])
     else:
         text = make_page(page, command_line)
-        print_json({"page": page, "text": text}) if output is Format.JSON else typer.echo(text)
+        print_json({"page": page, "text": text}) if output is Format.JSON else print_text(f"{text}\n")
 
 
 def errors(

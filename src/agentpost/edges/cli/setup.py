@@ -1,7 +1,6 @@
 """`agentpost setup`: other programs told about the post, and made to forget it; `agentpost hook`: what they call."""
 
 import difflib
-import json
 import sys
 import time
 from contextlib import suppress
@@ -12,7 +11,7 @@ import typer
 
 from agentpost.config import expanded, home_of, homes_here, only_home
 from agentpost.edges.cli.options import TIME, HomeOption, seconds, seconds_of
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_said, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_json_line, print_said, stdout
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.edges.setup.clients import ClientName, Wish, edits_of
 from agentpost.edges.setup.edits import Edit
@@ -174,4 +173,4 @@ def _say(event: str, agent: str, wait: str | None, home: Path) -> None:
     # Claude Code, Codex and Gemini CLI read the same JSON.
     context = {"hookEventName": "SessionStart", "additionalContext": text}
     said = {"decision": "block", "reason": text} if event == "stop" else {"hookSpecificOutput": context}
-    typer.echo(json.dumps(said))
+    print_json_line(said)

@@ -25,6 +25,7 @@ from agentpost.edges.cli.output import (
     print_json,
     print_said,
     print_table,
+    print_text,
     stderr,
     stdout,
 )
@@ -298,7 +299,7 @@ def context(
     if output is Format.JSON:
         print_json(found)
     else:
-        typer.echo(found["text"], nl=False)
+        print_text(found["text"])
 
 
 def rebuild(

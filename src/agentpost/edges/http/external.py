@@ -24,6 +24,7 @@ from agentpost.auth.external.wire import (
     SessionGrant,
 )
 from agentpost.edges.http.calls import call_from
+from agentpost.edges.http.connections import proven
 from agentpost.edges.operations import Caller, Desk, Done, run_operation
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -66,6 +67,7 @@ def external_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def invoke(data: Annotated[InvokeRequest, Body()], request: AnyRequest) -> InvokeAnswer:
         call = await call_of(gateway, request)
         admitted = await gateway.external.admit(call, operation=data.operation, context_id=data.context_id)
+        proven(request.scope, f"session {admitted.session.session_id}")
         done = await run_admitted(gateway, admitted, data.operation, data.args)
         session_id = admitted.session.session_id
         return InvokeAnswer(operation=data.operation, session_id=session_id, result=done.result, corr_id=done.corr_id)

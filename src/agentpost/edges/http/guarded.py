@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Generator
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
+from agentpost.edges.http.connections import CONNECTION, ConnectionBudget, Slot
 from agentpost.edges.http.patience import PatientHttp
 
 __all__ = ["GuardedServer", "guarded_server"]
@@ -27,6 +29,25 @@ class GuardedServer(uvicorn.Server):
 class _WebSockets(WebSocketsSansIOProtocol):
     """WebSockets that hold on to no more than they should for a peer that does not read, or never ends a message."""
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        slot = cast(Slot | None, self.app_state.get(CONNECTION))
+        if slot is not None:
+            slot.close()
+        super().connection_lost(exc)
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._abort_if_unread()
+
+    def handle_close(self, event: Frame) -> None:
+        super().handle_close(event)
+        self._abort_if_unread()
+
+    def _abort_if_unread(self) -> None:
+        # Closing waits until all is read, and this peer does not read.
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def handle_ping(self) -> None:
         super().handle_ping()
         # Each ping is answered at once; nobody waits for room, because there is nobody who could.
@@ -40,8 +61,13 @@ class _WebSockets(WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def guarded_server(app: Any, *, most_frame_bytes: int, drain_seconds: int, **where: Any) -> GuardedServer:
-    """A server of an application. `where` is `host` and `port`, unless it gets a socket."""
+def guarded_server(
+    app: Any, *, most_frame_bytes: int, drain_seconds: int, budget: ConnectionBudget | None = None, **where: Any
+) -> GuardedServer:
+    """A server of an application. `where` is `host` and `port`, unless it gets a socket.
+
+    A port that strangers reach has a budget; the application says by `proven` whose a connection is.
+    """
     return GuardedServer(
         uvicorn.Config(
             app,
@@ -55,7 +81,7 @@ def guarded_server(app: Any, *, most_frame_bytes: int, drain_seconds: int, **whe
             # Where a request comes from is what the connection says: limits, audit and the tailnet go by it.
             proxy_headers=False,
             timeout_graceful_shutdown=drain_seconds,
-            http=PatientHttp,
+            http=cast(Any, partial(PatientHttp, budget=budget)),
             ws=_WebSockets,
             ws_max_size=most_frame_bytes,
             ws_per_message_deflate=False,

@@ -12,6 +12,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from agentpost.edges.http.connections import proven
 from agentpost.edges.http.external import MCP_PATH, call_of
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -26,6 +27,7 @@ def mcp_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def mcp(request: Request[Any, Any, Any]) -> ASGIApp:
         """Streamable HTTP, in the newest protocol and in those with a handshake. Each request stands for itself."""
         known = await gateway.external.recognise(await call_of(gateway, request), operation="mcp")
+        proven(request.scope, f"session {known.session.session_id}")
         if find_spec("mcp") is None:
             raise Refusal(
                 Code.UNAVAILABLE,

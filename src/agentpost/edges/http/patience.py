@@ -1,44 +1,121 @@
-"""HTTP that waits for a whole request only so long: who sends byte by byte cannot hold connections for ever."""
+"""HTTP with an end to every wait: for a request, for the answer to a stranger, and for a caller that does not read."""
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["REQUEST_SECONDS", "PatientHttp"]
+from agentpost.edges.http.connections import CONNECTION, ConnectionBudget, Slot
+from agentpost.protocol.errors import Code, Refusal
 
-# From the first byte, or from the connection itself, to the last byte of the body: a megabyte on a poor line.
+__all__ = ["HEADER_SECONDS", "REQUEST_SECONDS", "UNREAD_SECONDS", "PatientHttp"]
+
+# From the first byte, or from the connection itself, to the end of the headers.
+HEADER_SECONDS: Final = 10.0
+# To the last byte of the body: a megabyte on a poor line.
 REQUEST_SECONDS: Final = 30.0
+# How long a caller may take nothing of what it is sent.
+UNREAD_SECONDS: Final = 60.0
 _UNFINISHED: Final = (h11.IDLE, h11.SEND_BODY)
 
 
-class PatientHttp(H11Protocol):
-    """Bytes that arrive do not buy more time; only a whole request does."""
+def _full() -> bytes:
+    refusal = Refusal(Code.RATE_LIMITED, "too many connections from this address", hint="Close some, and try again.")
+    body = msgspec.json.encode(refusal.to_wire())
+    head = f"HTTP/1.1 {refusal.status} Too Many Requests\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
+
+_FULL: Final = _full()
+
+
+class PatientHttp(H11Protocol):
+    """Bytes that arrive do not buy more time; only a whole request does. With a budget, each connection has a place."""
+
+    header_seconds = HEADER_SECONDS
     request_seconds = REQUEST_SECONDS
+    unread_seconds = UNREAD_SECONDS
     _given_up: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _slot: Slot | None = None
+
+    def __init__(self, *args: Any, budget: ConnectionBudget | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        if budget is not None:
+            self._slot = Slot(budget, self._end)
+            # Every scope of this connection has it, that of a WebSocket too.
+            self.app_state = {**self.app_state, CONNECTION: self._slot}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] - as uvicorn has it
         super().connection_made(transport)
-        self._wait()
+        if self._slot is not None and not self._slot.open(self.client[0] if self.client else ""):
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._wait(self.header_seconds)
 
     def data_received(self, data: bytes) -> None:
+        had_headers = self.conn.their_state is h11.SEND_BODY
         super().data_received(data)
         # A WebSocket has taken the connection over, and is quiet for as long as it likes.
-        is_ours = self.transport.get_protocol() is self
-        if is_ours and self.conn.their_state in _UNFINISHED:
-            self._wait()
-        else:
+        if self.transport.get_protocol() is not self:
             self._stop_waiting()
+            self._note_work()
+        elif self.conn.their_state is h11.SEND_BODY:
+            if not had_headers:
+                self._stop_waiting()
+            self._wait(self.request_seconds)
+        elif self.conn.their_state is h11.IDLE:
+            self._wait(self.header_seconds)
+        else:
+            self._note_work()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._stop_waiting()
+        if self.transport.is_closing():
+            self._expect_reading()
+        elif self.conn.their_state in _UNFINISHED:
+            if self.conn.their_state is h11.SEND_BODY:
+                self._wait(self.request_seconds)
+            if self._slot is not None:
+                self._slot.wait()
+        else:
+            # The next request came along with the one before.
+            self._note_work()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._expect_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_expecting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_expecting()
+        if self._slot is not None:
+            self._slot.close()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _note_work(self) -> None:
+        """A whole request is here. A stranger's is answered in time; one that has proved itself may wait for mail."""
+        self._stop_waiting()
+        if self._slot is not None:
+            self._slot.work()
+            if self.transport.get_protocol() is self:
+                self._wait(self.request_seconds)
+
+    def _wait(self, seconds: float) -> None:
         if self._given_up is None:
-            self._given_up = self.loop.call_later(self.request_seconds, self._give_up)
+            self._given_up = self.loop.call_later(seconds, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._given_up is not None:
@@ -47,5 +124,19 @@ class PatientHttp(H11Protocol):
 
     def _give_up(self) -> None:
         self._given_up = None
-        if not self.transport.is_closing():
-            self.transport.abort()
+        is_answered = self.conn.their_state not in _UNFINISHED
+        if not (is_answered and self._slot is not None and self._slot.is_proven):
+            self._end()
+
+    def _expect_reading(self) -> None:
+        """End the connection if the caller takes nothing for long. Closing alone waits until all is read."""
+        if self._slot is not None and self._unread is None and self.transport.get_write_buffer_size():
+            self._unread = self.loop.call_later(self.unread_seconds, self._end)
+
+    def _stop_expecting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _end(self) -> None:
+        self.transport.abort()

@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from agentpost.auth.limits import RateLimited
 from agentpost.auth.wire import LINK_ROOM, Entry
+from agentpost.edges.http.connections import proven
 from agentpost.edges.link.serve import LINK_PATH, LinkDoor
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -43,6 +44,7 @@ class RoomGate:
         await receive()  # the wish to connect
         try:
             entry = await self._redeem(scope)
+            proven(scope, f"node {entry.node_id}", is_peer=True)
         except Refusal as refusal:
             await _deny(send, refusal)
             return

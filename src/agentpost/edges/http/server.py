@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Final
 
 from agentpost.config import Settings
+from agentpost.edges.http.connections import ConnectionBudget
 from agentpost.edges.http.guarded import guarded_server
 from agentpost.edges.http.operator import operator_app
 from agentpost.edges.http.public import PublicDoor
 from agentpost.edges.http.strict import StrictRequests, names_of
 from agentpost.edges.legacy_room import LegacyRoomLink
 from agentpost.edges.mailbox.http import MailboxDoor
+from agentpost.edges.open_files import most_connections
 from agentpost.edges.runtimes import make_runtime
 from agentpost.edges.seed_link import SeedLinks
 from agentpost.edges.tailnet import Tailnet
 from agentpost.gateway import Gateway
+from agentpost.logs import make_logs_safe
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.room.sync import MAX_FRAME_BYTES
 from agentpost.store.home import Home
@@ -40,6 +43,7 @@ def make_gateway(settings: Settings) -> Gateway:
 
 async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
     """Start the gateway, serve it, and stop it when it asks for that. `on_ready` gets the public URL."""
+    make_logs_safe()
     await gateway.start()
     tasks = TaskOwner("http")
     seeds = SeedLinks(gateway)
@@ -53,11 +57,14 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
             contextlib.closing(_listen(gateway.settings.listen_host, gateway.settings.listen_port)) as public,
             _operator_socket(gateway.settings.home) as private,
         ):
+            names = names_of(gateway.settings.public_url, gateway.settings.listen_host)
+            operator = StrictRequests(_with_mailbox(gateway, seeds), names=None)
             servers = [
-                guarded_server(app, most_frame_bytes=MAX_FRAME_BYTES, drain_seconds=_DRAIN_SECONDS)
-                for app in (
-                    StrictRequests(door, names=names_of(gateway.settings.public_url, gateway.settings.listen_host)),
-                    StrictRequests(_with_mailbox(gateway, seeds), names=None),
+                guarded_server(app, most_frame_bytes=MAX_FRAME_BYTES, drain_seconds=_DRAIN_SECONDS, budget=budget)
+                for app, budget in (
+                    (StrictRequests(door, names=names), ConnectionBudget(most_connections())),
+                    # Who can open the socket owns the home: its connections have what the public port leaves free.
+                    (operator, None),
                 )
             ]
             runs = [

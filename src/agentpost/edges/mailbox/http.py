@@ -16,6 +16,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, Parameter
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from agentpost.edges.http.connections import proven
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES, give_back
 from agentpost.edges.mailbox.websocket import serve_websocket
 from agentpost.mailbox.calls import answer, handed_out
@@ -184,9 +185,13 @@ class MailboxDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
-        elif not self._may_enter(scope):
-            await _deny(scope, receive, send)
-        elif scope["type"] == "websocket" and scope["path"] == MAILBOX_PATH:
+            return
+        try:
+            self._enter(scope)
+        except Refusal as refusal:
+            await _deny(refusal, scope, receive, send)
+            return
+        if scope["type"] == "websocket" and scope["path"] == MAILBOX_PATH:
             await receive()  # the wish to connect
             await serve_websocket(self._mailbox, receive, send)
         else:
@@ -194,15 +199,17 @@ class MailboxDoor:
                 scope = cast(Scope, {**scope, "path": scope["raw_path"].decode("ascii", "replace").split("?")[0]})
             await self._app(scope, receive, send)
 
-    def _may_enter(self, scope: Scope) -> bool:
-        if self._token is None:
-            return True
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(given, self._token)
+    def _enter(self, scope: Scope) -> None:
+        if self._token is not None:
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._token):
+                hint = "Send it as Authorization: Bearer …"
+                raise Refusal(Code.INVALID_TOKEN, "this mailbox wants its token", hint=hint)
+        # All callers have the same token, so connections are not counted by it.
+        proven(scope, None)
 
 
-async def _deny(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = Refusal(Code.INVALID_TOKEN, "this mailbox wants its token", hint="Send it as Authorization: Bearer …")
+async def _deny(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
     body = msgspec.json.encode(refusal.to_wire())
     kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
     if scope["type"] == "websocket":

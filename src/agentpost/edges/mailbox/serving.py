@@ -7,11 +7,13 @@ from typing import Any, Final
 
 from litestar import Litestar
 
+from agentpost.edges.http.connections import ConnectionBudget
 from agentpost.edges.http.errors import EXCEPTION_HANDLERS
 from agentpost.edges.http.guarded import GuardedServer, guarded_server
 from agentpost.edges.http.strict import StrictRequests, names_of
 from agentpost.edges.mailbox.http import MailboxDoor, mailbox_routes
 from agentpost.edges.mailbox.rpc import MAX_REQUEST_BYTES
+from agentpost.edges.open_files import most_connections
 from agentpost.mailbox.interface import ServedMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.tasks import TaskOwner
@@ -37,6 +39,7 @@ async def serve_http(mailbox: ServedMailbox, *, host: str, port: int, token: str
         port=port,
         most_frame_bytes=MAX_REQUEST_BYTES,
         drain_seconds=_DRAIN_SECONDS,
+        budget=ConnectionBudget(most_connections()),
     )
     tasks = TaskOwner("mailbox http")
     try:

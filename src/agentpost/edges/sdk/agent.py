@@ -32,6 +32,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.edges.sdk.client import Client
+from agentpost.logs import make_logs_safe
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import TaskId
 from agentpost.protocol.payloads import Kind
@@ -141,6 +142,7 @@ class Agent:
                 await tasks.close()
 
     async def _work(self, client: Client, stopping: asyncio.Event, number: int) -> None:
+        make_logs_safe()
         pause_seconds = _PAUSE_SECONDS
         is_registered = False
         while not stopping.is_set():

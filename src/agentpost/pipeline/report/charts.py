@@ -6,11 +6,10 @@ themselves stand in a table beside it, which is the page's business.
 
 import math
 from collections.abc import Callable, Sequence
-from html import escape
 
 from msgspec import Struct
 
-from agentpost.pipeline.report.words import hour_text
+from agentpost.pipeline.report.words import hour_text, in_html
 
 __all__ = ["Line", "bars", "lines"]
 
@@ -60,7 +59,7 @@ def lines(
     if mark is not None:
         y = scale.y(mark[0])
         parts.append(f'<line class="mark" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="mark-name" x="{_WIDTH - _RIGHT}" y="{y - 4:.1f}">{escape(mark[1])}</text>')
+        parts.append(f'<text class="mark-name" x="{_WIDTH - _RIGHT}" y="{y - 4:.1f}">{in_html(mark[1])}</text>')
     for line in series:
         parts += [_path(line, xs, scale, is_area=is_area)]
     width = (_WIDTH - _LEFT - _RIGHT) / len(hours)
@@ -68,7 +67,8 @@ def lines(
         said = ", ".join(f"{line.name} {text(value)}" for line in series if (value := line.values[place]) is not None)
         parts.append(
             f'<rect class="tip" x="{xs[place] - width / 2:.1f}" y="{_TOP}" width="{width:.1f}"'
-            f' height="{_HEIGHT - _TOP - _BOTTOM}"><title>{hour_text(hour)}: {escape(said or "nothing")}</title></rect>'
+            f' height="{_HEIGHT - _TOP - _BOTTOM}"><title>{hour_text(hour)}: '
+            f"{in_html(said or 'nothing')}</title></rect>"
         )
     last = ", ".join(
         f"{line.name} {text(max(v for v in line.values if v is not None))}" for line in series if any(line.values)
@@ -79,15 +79,15 @@ def lines(
 def bars(title: str, rows: Sequence[tuple[str, float, str]], *, look: str = "a") -> str:
     """Horizontal bars: a name, a value, and the value in words. HTML, so that names wrap and stay readable."""
     if not rows:
-        return f'<p class="none">{escape(title)}: nothing to show.</p>'
+        return f'<p class="none">{in_html(title)}: nothing to show.</p>'
     top = max(value for _, value, _ in rows) or 1
     items = "".join(
-        f'<li><span class="bar-name">{escape(name)}</span><span class="bar-track" aria-hidden="true">'
+        f'<li><span class="bar-name">{in_html(name)}</span><span class="bar-track" aria-hidden="true">'
         f'<span class="bar {look}" style="width:{max(0.5, value / top * 100):.1f}%"></span></span>'
-        f'<span class="bar-value">{escape(said)}</span></li>'
+        f'<span class="bar-value">{in_html(said)}</span></li>'
         for name, value, said in rows
     )
-    return f'<ul class="bars" aria-label="{escape(title)}">{items}</ul>'
+    return f'<ul class="bars" aria-label="{in_html(title)}">{items}</ul>'
 
 
 class _Scale(Struct, frozen=True):
@@ -125,7 +125,7 @@ def _grid(scale: _Scale, text: Callable[[float], str]) -> str:
     for tick in scale.ticks:
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{escape(text(tick))}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{in_html(text(tick))}</text>')
     return "".join(parts)
 
 
@@ -165,9 +165,9 @@ def _svg(title: str, said: str, parts: Sequence[str]) -> str:
     name = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">'
-        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(said)}</desc>{"".join(parts)}</svg>'
+        f'<title id="{name}-t">{in_html(title)}</title><desc id="{name}-d">{in_html(said)}</desc>{"".join(parts)}</svg>'
     )
 
 
 def _nothing(title: str) -> str:
-    return f'<p class="none">{escape(title)}: nothing to show.</p>'
+    return f'<p class="none">{in_html(title)}: nothing to show.</p>'

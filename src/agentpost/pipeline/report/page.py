@@ -1,7 +1,6 @@
 """The report as one HTML file: style and charts are in it, it has no script, and it asks nothing of any network."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
 
 from agentpost.pipeline.report.charts import Line, bars, lines
@@ -13,6 +12,7 @@ from agentpost.pipeline.report.words import (
     clock_text,
     count_text,
     hour_text,
+    in_html,
     share_text,
     span_text,
     title_of,
@@ -62,22 +62,22 @@ def page(report: Report) -> str:
         f"<title>agentpost: what became of every message</title><style>{style}</style></head><body>"
         '<a class="skip" href="#main">Skip to the report</a>'
         "<header><h1>What became of every message</h1>"
-        f'<p class="about">{escape(report.lake)} · version {report.version} · as of {clock_text(report.now_us)}</p>'
+        f'<p class="about">{in_html(report.lake)} · version {report.version} · as of {clock_text(report.now_us)}</p>'
         f'</header><nav aria-label="Sections"><ul>{links}</ul></nav><main id="main">{body}</main>'
         f"<footer>Made by agentpost. Times are UTC.{_missing(report)}</footer></body></html>\n"
     )
 
 
 def _missing(report: Report) -> str:
-    return f" Not in this version: {escape(', '.join(report.missing))}." if report.missing else ""
+    return f" Not in this version: {in_html(', '.join(report.missing))}." if report.missing else ""
 
 
 def _overview(report: Report) -> str:
     return (
         '<ul class="tiles">'
         + "".join(
-            f'<li class="tile {tile.verdict}"><span class="label">{escape(tile.label)}</span>'
-            f'<b>{escape(tile.value)}</b><span class="note">{escape(tile.note)}</span></li>'
+            f'<li class="tile {tile.verdict}"><span class="label">{in_html(tile.label)}</span>'
+            f'<b>{in_html(tile.value)}</b><span class="note">{in_html(tile.note)}</span></li>'
             for tile in report.tiles
         )
         + "</ul>"
@@ -88,9 +88,9 @@ def _objectives(report: Report) -> str:
     windows = list(dict.fromkeys(name for each in report.objectives for name in each.burn_rates))
     rows = [
         (
-            escape(each.name),
-            escape(each.target),
-            escape(each.measured),
+            in_html(each.name),
+            in_html(each.target),
+            in_html(each.measured),
             share_text(each.good_share),
             *(_burn(each.burn_rates.get(window)) for window in windows),
             f'<span class="word {each.verdict}">{OBJECTIVE_WORDS[each.verdict]}</span>',
@@ -112,7 +112,7 @@ def _latency(report: Report) -> str:
     kinds = sorted(report.latency, key=lambda kind: -report.latency[kind].count)
     hours = sorted({each.hour for each in report.latency_by_hour})
     cards = [_latency_card(kind, hours, report) for kind in kinds]
-    pairs = [(escape(each.source), escape(each.to), *_percentiles(each)) for each in report.slow_pairs]
+    pairs = [(in_html(each.source), in_html(each.to), *_percentiles(each)) for each in report.slow_pairs]
     cards.append(
         _card(
             "<h3>Slowest pairs of gateways</h3>"
@@ -135,7 +135,7 @@ def _latency_card(kind: str, hours: Sequence[int], report: Report) -> str:
     chart = lines(f"Latency of {kind}", hours, series, text=span_text, is_time=True, mark=mark)
     rows = [(hour_text(each.hour), *_percentiles(each)) for _, each in sorted(by_hour.items())]
     table = _table(f"Latency of {kind} by hour", ("hour", "events", "p50", "p95", "p99"), rows, numbers=range(1, 5))
-    return _card(f"<h3>{escape(kind)}</h3><p class='hint'>{said}</p>{_key(_PERCENTILES)}{chart}{_figures(table)}")
+    return _card(f"<h3>{in_html(kind)}</h3><p class='hint'>{said}</p>{_key(_PERCENTILES)}{chart}{_figures(table)}")
 
 
 def _of(latency: HourLatency | None, name: str) -> float | None:
@@ -205,7 +205,7 @@ def _rate(part: int, whole: int) -> float | None:
 def _backlog(report: Report) -> str:
     rows = [
         (
-            escape(each.node),
+            in_html(each.node),
             count_text(each.open_deliveries),
             NOTHING if each.oldest_us is None else span_text(report.now_us - each.oldest_us),
             span_text(each.growing_us) if each.growing_us else NOTHING,
@@ -234,7 +234,7 @@ def _tasks(report: Report) -> str:
         else ""
     )
     by_capability = [
-        (escape(each.name), count_text(each.tasks), str(each.failed), str(each.late)) for each in tasks.capabilities
+        (in_html(each.name), count_text(each.tasks), str(each.failed), str(each.late)) for each in tasks.capabilities
     ]
     table = _table("Tasks by capability", ("capability", "tasks", "failed", "late"), by_capability, numbers=range(1, 4))
     return _cards(
@@ -252,12 +252,12 @@ def _integrity(report: Report) -> str:
     counts = [(title_of(each.rule), float(each.count), count_text(each.count)) for each in report.rules]
     rows = [
         (
-            escape(title_of(each.rule)),
-            escape(each.node),
-            f"<code>{escape(each.epoch)}</code>",
+            in_html(title_of(each.rule)),
+            in_html(each.node),
+            f"<code>{in_html(each.epoch)}</code>",
             "" if each.seq is None else str(each.seq),
-            f"<code>{escape(each.event_id)}</code>",
-            escape(each.agent_id),
+            f"<code>{in_html(each.event_id)}</code>",
+            in_html(each.agent_id),
         )
         for each in report.findings[:_MOST_ROWS]
     ]
@@ -270,10 +270,10 @@ def _integrity(report: Report) -> str:
 def _reviews(report: Report) -> str:
     rows = [
         (
-            escape(each.capability_id),
-            escape(each.failure_class),
+            in_html(each.capability_id),
+            in_html(each.failure_class),
             count_text(each.count),
-            " ".join(f"<code>{escape(corr)}</code>" for corr in each.sample_corr_ids),
+            " ".join(f"<code>{in_html(corr)}</code>" for corr in each.sample_corr_ids),
         )
         for each in report.reviews[:_MOST_ROWS]
     ]
@@ -282,7 +282,7 @@ def _reviews(report: Report) -> str:
 
 def _freshness(report: Report) -> str:
     rows = [
-        (escape(each.node), span_text(max(0, report.now_us - each.sealed_us)), count_text(each.last_seq))
+        (in_html(each.node), span_text(max(0, report.now_us - each.sealed_us)), count_text(each.last_seq))
         for each in report.freshness
     ]
     return _card(
@@ -295,16 +295,16 @@ def _table(
 ) -> str:
     """Cells are HTML already."""
     if not rows:
-        return f'<p class="none">{escape(caption)}: none.</p>'
+        return f'<p class="none">{in_html(caption)}: none.</p>'
     right = set(numbers)
     cells = [' class="n"' if place in right else "" for place in range(len(head))]
-    heads = "".join(f'<th scope="col"{cells[n]}>{escape(name)}</th>' for n, name in enumerate(head))
+    heads = "".join(f'<th scope="col"{cells[n]}>{in_html(name)}</th>' for n, name in enumerate(head))
     body = "".join(
         "<tr>" + "".join(f"<td{cells[n]}>{cell}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="{look}">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{in_html(caption)}"><table class="{look}">'
+        f"<caption>{in_html(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

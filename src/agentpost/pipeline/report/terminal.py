@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from agentpost.pipeline.report.model import Report
 from agentpost.pipeline.report.words import (
@@ -20,6 +20,7 @@ from agentpost.pipeline.report.words import (
     spark,
     title_of,
 )
+from agentpost.terminal import escape
 
 __all__ = ["print_report"]
 
@@ -36,10 +37,7 @@ def print_report(report: Report, console: Console) -> None:
         console,
         "Overview",
         ("", "", ""),
-        [
-            (tile.label, f"[{_COLOURS[tile.verdict]}]{escape(tile.value)}[/]", escape(tile.note))
-            for tile in report.tiles
-        ],
+        [(tile.label, Text(tile.value, style=_COLOURS[tile.verdict]), tile.note) for tile in report.tiles],
         numbers=(1,),
     )
     _print_objectives(report, console)
@@ -63,7 +61,7 @@ def _print_objectives(report: Report, console: Console) -> None:
             each.target,
             each.measured,
             "  ".join(f"{window} {burn_text(rate)}" for window, rate in each.burn_rates.items()),
-            f"[{_COLOURS[each.verdict]}]{OBJECTIVE_WORDS[each.verdict]}[/]",
+            Text(OBJECTIVE_WORDS[each.verdict], style=_COLOURS[each.verdict]),
         )
         for each in report.objectives
     ]
@@ -85,7 +83,9 @@ def _print_latency(report: Report, console: Console) -> None:
     head = ("kind", "delivered", "p50", "p95", "p99", "p95 by hour")
     _print(console, "Latency until accepted", head, rows, numbers=(1, 2, 3, 4))
     top = max((each.p95_us for each in report.slow_nodes), default=1) or 1
-    slow = [(each.node, span_text(each.p95_us), f"[yellow]{bar(each.p95_us / top)}[/]") for each in report.slow_nodes]
+    slow = [
+        (each.node, span_text(each.p95_us), Text(bar(each.p95_us / top), style="yellow")) for each in report.slow_nodes
+    ]
     _print(console, "Slowest gateways", ("gateway", "p95", ""), slow, numbers=(1,))
 
 
@@ -117,7 +117,7 @@ def _print_backlog(report: Report, console: Console) -> None:
             count_text(each.open_deliveries),
             NOTHING if each.oldest_us is None else span_text(report.now_us - each.oldest_us),
             span_text(each.growing_us) if each.growing_us else NOTHING,
-            "[red]alert[/red]" if each.is_alert else "",
+            Text("alert" if each.is_alert else "", style="red"),
         )
         for each in report.backlogs
     ]
@@ -129,7 +129,7 @@ def _print_tasks(report: Report, console: Console) -> None:
     if not tasks.created:
         return
     rows = [
-        (name, count_text(count), f"[{colour}]{bar(count / tasks.created)}[/]")
+        (name, count_text(count), Text(bar(count / tasks.created), style=colour))
         for name, count, colour in (
             ("completed", tasks.completed, "green"),
             ("failed", tasks.failed, "red"),
@@ -146,7 +146,9 @@ def _print_integrity(report: Report, console: Console) -> None:
         console.print("[bold]Integrity[/bold] [green]nothing is broken[/green]\n")
         return
     top = max(each.count for each in report.rules)
-    rows = [(title_of(r.rule), r.rule, count_text(r.count), f"[red]{bar(r.count / top)}[/]") for r in report.rules]
+    rows = [
+        (title_of(r.rule), r.rule, count_text(r.count), Text(bar(r.count / top), style="red")) for r in report.rules
+    ]
     _print(console, "Integrity", ("what", "rule", "findings", ""), rows, numbers=(2,), most=len(rows))
 
 
@@ -160,7 +162,7 @@ def _print(
     console: Console,
     title: str,
     head: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[str | Text]],
     *,
     numbers: Iterable[int] = (),
     most: int = _MOST_ROWS,
@@ -180,6 +182,6 @@ def _print(
     for place, name in enumerate(head):
         table.add_column(name, justify="right" if place in right else "left", overflow="fold")
     for row in rows[:most]:
-        table.add_row(*row)
+        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
     console.print(table, highlight=False)
     console.print(f"[dim]and {len(rows) - most} more[/dim]\n" if len(rows) > most else "", highlight=False)

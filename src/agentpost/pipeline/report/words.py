@@ -1,8 +1,11 @@
 """Figures as people read them: lengths of time, counts, shares, hours."""
 
+import html
 import math
 from datetime import UTC, datetime
 from typing import Final
+
+from agentpost.protocol.visible import visible
 
 __all__ = [
     "NOTHING",
@@ -12,6 +15,7 @@ __all__ = [
     "clock_text",
     "count_text",
     "hour_text",
+    "in_html",
     "share_text",
     "span_text",
     "spark",
@@ -103,3 +107,8 @@ def spark(values: list[float]) -> str:
 
 def bar(share: float, width: int = 24) -> str:
     return "█" * round(max(0.0, min(1.0, share)) * width)
+
+
+def in_html(text: str) -> str:
+    """A text that others wrote, for a page: no tags, and no marks that turn the writing direction."""
+    return html.escape(visible(text))
