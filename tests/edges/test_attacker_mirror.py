@@ -108,7 +108,8 @@ class Scene:
         self.frame: Events
         self._numbers = itertools.count(1)
 
-    def begin(self) -> None:
+    def begin(self, *, kept_back: int = 0) -> None:
+        """`kept_back` is how much the source says after the mirror has taken its frame."""
         self.source.start()
         self.reader.start()
         url = self.source.gateway.url
@@ -127,6 +128,9 @@ class Scene:
             )
             self.frame = link.expect(Events)
         assert len(self.frame.events) == 3
+        self.sent += [
+            self.source.send("builder", f"kept back {n}", sender="architect")["eventId"] for n in range(kept_back)
+        ]
         self.source.stop()
         self.reader.start()
 
@@ -187,6 +191,33 @@ def test_what_an_honest_mirror_hands_on_is_taken(tmp_path: Path) -> None:
         with scene.link() as link:
             link.send(replace(scene.frame, whole=False))
             eventually(lambda: scene.reader.counted() == scene.sent)
+    finally:
+        scene.reader.stop()
+        scene.source.stop()
+
+
+@pytest.mark.req("PIPE-9", "CUR-1", "RTY-3")
+def test_what_a_mirror_drops_comes_from_its_source(tmp_path: Path) -> None:
+    """A mirror that hands on an older state that its owner did sign, and nothing of what came after, now and at every
+    later link: no agent gets anything twice or out of order, and the rest arrives as soon as its source is there."""
+    scene = Scene(tmp_path)
+    try:
+        scene.begin(kept_back=2)
+        for is_whole in (False, True):
+            with scene.link() as link:
+                link.send(replace(scene.frame, whole=is_whole))
+                eventually(lambda: scene.reader.counted() == scene.sent[:3])
+                # Said again, it is no news and no lie.
+                link.send(replace(scene.frame, whole=is_whole, after_seq=scene.frame.through_seq, events=[]))
+                link.sync()
+            assert scene.reader.counted() == scene.sent[:3]
+        assert scene.incidents() & {"stream_broken", "mirror_broken"} == set()
+        scene.reader.stop()
+        scene.source.start()
+        scene.reader.start()
+        eventually(lambda: len(scene.reader.counted()) == 5)
+        assert scene.reader.counted() == scene.sent
+        eventually(lambda: all(scene.source.states(each)[0] in ("Processed", "Replied") for each in scene.sent))
     finally:
         scene.reader.stop()
         scene.source.stop()
