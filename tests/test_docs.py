@@ -45,6 +45,16 @@ def test_links_between_the_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_the_tests_of_the_threat_models_are_there() -> None:
+    """Each test and each file of tests that SECURITY.md names exists."""
+    text = (ROOT / "SECURITY.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = set(re.findall(r"def (test_\w+)\(", tests))
+    assert sorted(set(re.findall(r"`(test_\w+)`", text)) - there) == []
+    named = re.findall(r"`(tests/[\w/]+(?:\.py|/))`", text)
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
 def _anchors(page: Path) -> set[str]:
     return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
 

@@ -95,6 +95,7 @@ PRINTED: dict[str, Callable[[str], None]] = {
     "JSON": lambda text: output.print_json({text: [text]}),
     "a line of JSON": lambda text: output.print_json_line({text: [text]}),
     "an error": lambda text: output.print_error(Refusal(Code.NOT_FOUND, text, hint=text), Format.TEXT),
+    "a defect": lambda text: output.print_defect(ValueError, ValueError(text), None),
     "an error as JSON": lambda text: output.print_error(Refusal(Code.NOT_FOUND, text, hint=text), Format.JSON),
 }
 

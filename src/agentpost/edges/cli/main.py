@@ -7,7 +7,15 @@ import typer
 from typer.exceptions import TyperException
 
 from agentpost.edges.cli.app import make_app
-from agentpost.edges.cli.output import INTERRUPTED, Format, break_lines_only_for_terminals, exit_code, print_error, say
+from agentpost.edges.cli.output import (
+    INTERRUPTED,
+    Format,
+    break_lines_only_for_terminals,
+    exit_code,
+    print_defect,
+    print_error,
+    say,
+)
 from agentpost.edges.cli.readers import end_when_nobody_reads
 from agentpost.edges.cli.usage import refusal_of, unusable_file
 from agentpost.edges.operator_client import not_utf8
@@ -22,6 +30,7 @@ def main() -> None:
     # When a command fails its options are gone, so the wish for JSON is read from the words themselves.
     wanted = Format.JSON if re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(words)) else Format.TEXT
     end_when_nobody_reads()
+    sys.excepthook = print_defect
     break_lines_only_for_terminals()
     try:
         # A command gives nothing back, or the code that it exits with.

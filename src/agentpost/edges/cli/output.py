@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from types import TracebackType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -25,6 +26,7 @@ __all__ = [
     "escape",
     "exit_code",
     "other_words",
+    "print_defect",
     "print_error",
     "print_json",
     "print_json_line",
@@ -158,6 +160,13 @@ def ask_for_more(shown: Sequence[Any], limit: int, how: str) -> None:
 def say(text: str) -> None:
     """A line of progress, for a person who watches; not part of the result."""
     stderr.print(f"[dim]{escape(text)}[/dim]", highlight=False)
+
+
+def print_defect(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What Python prints of an error that nobody has foreseen: its text may quote others."""
+    import traceback
+
+    typer.echo(visible("".join(traceback.format_exception(kind, error, trace))), err=True, nl=False)
 
 
 def print_error(refusal: Refusal, output: Format) -> None:
