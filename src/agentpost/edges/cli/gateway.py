@@ -21,7 +21,6 @@ from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
-from agentpost.store.regressed import regressed, regression_of
 
 __all__ = ["NO_PROOF", "home_of_node", "not_taken", "quiet_libraries", "register", "why_stopped"]
 
@@ -262,6 +261,9 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
 
 def why_stopped(path: Path) -> Refusal | None:
     """Why the gateway of a home does not start, if a peer has shown that its database is an older one."""
+    # SQLite takes longer to load than most commands take to run.
+    from agentpost.store.regressed import regressed, regression_of
+
     try:
         found = regression_of(path)
     except Refusal:
