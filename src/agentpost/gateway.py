@@ -28,13 +28,14 @@ from agentpost.mailbox.sweeping import keep_swept
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import is_live
 from agentpost.protocol.snapshot import MOST_NOT_TAKEN, NodeTier
 from agentpost.room.coordination import CoordinationBoard
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
 from agentpost.store.identity import Identity, load_identity
-from agentpost.store.regressed import MOST_INCIDENTS, OUTBOX_REGRESSED, open_regression, regressed
+from agentpost.store.regressed import MOST_INCIDENTS, open_regression, regressed
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import Incident, LocalAgent
 from agentpost.tasks import TaskOwner
@@ -435,7 +436,7 @@ class Gateway:
         if self.failure is not None:
             return
         incident = Incident(
-            kind=OUTBOX_REGRESSED,
+            kind=IncidentKind.OUTBOX_REGRESSED,
             subject=self.settings.node_id,
             at_ms=self.clock.now_ms(),
             detail={

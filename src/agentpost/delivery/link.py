@@ -36,6 +36,7 @@ from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import StreamReader, Verdict
 from agentpost.delivery.subscription import Subscription
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.values import CHAIN_START, AuditEntry
 
 if TYPE_CHECKING:
@@ -473,7 +474,7 @@ class LinkSession:
             # It has seen the end that it signed itself, and does not have it any more (CUR-6).
             at = self._hub.store.cursor(self.peer)
             read_through = 0 if at is None else at.last_seq
-            await self._hub.intake.report("source_regressed", self.peer, readThrough=read_through)
+            await self._hub.intake.report(IncidentKind.SOURCE_REGRESSED, self.peer, readThrough=read_through)
         if refused.source is None:
             # What others say is quoted: it ends up in a log.
             raise Refusal(code, f"{self.peer} ended the link: {refused.message!r}")

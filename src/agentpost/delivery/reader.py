@@ -134,7 +134,7 @@ class StreamReader:
             # CUR-6: what was taken before is still known by its event ids.
             await self._intake.report(IncidentKind.EPOCH_CHANGED, source, before=cursor.epoch, now=frame.epoch)
             await self._store.restart_cursor(source, epoch=frame.epoch, at_ms=self._clock.now_ms())
-            await self._store.close_incident("source_regressed", source, at_ms=self._clock.now_ms())
+            await self._store.close_incident(IncidentKind.SOURCE_REGRESSED, source, at_ms=self._clock.now_ms())
             cursor = self._cursor = None
         last_seq = cursor.last_seq if cursor else 0
         if frame.after_seq == frame.through_seq and frame.through_seq < last_seq:

@@ -5,28 +5,22 @@ from pathlib import Path
 from typing import Final
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import INCIDENTS, IncidentKind
 from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.incidents import incidents
 from agentpost.store.queries import SQL
 from agentpost.store.values import Incident
 
-__all__ = ["MOST_INCIDENTS", "OUTBOX_REGRESSED", "open_regression", "regressed", "regression_of"]
+__all__ = ["MOST_INCIDENTS", "open_regression", "regressed", "regression_of"]
 
-OUTBOX_REGRESSED: Final = "outbox_regressed"
 # As many as are looked through for it.
 MOST_INCIDENTS: Final = 1 << 16
-
-_HINT: Final = (
-    "Put the newer database back if there is one. Otherwise `agentpost lake restore` makes the home anew from the "
-    "lake. Without a lake: `agentpost store backup older.db`, move agentpost.db out of the home, then `agentpost store "
-    "restore older.db`. That begins a new epoch; what the agents were given since the copy was made, they get again."
-)
 
 
 def open_regression(found: Iterable[Incident]) -> Incident | None:
     """The one among these incidents that says that this database is an older one."""
-    return next((each for each in found if each.kind == OUTBOX_REGRESSED), None)
+    return next((each for each in found if each.kind == IncidentKind.OUTBOX_REGRESSED), None)
 
 
 def regression_of(path: Path) -> Incident | None:
@@ -48,5 +42,5 @@ def regressed(incident: Incident) -> Refusal:
         Code.EPOCH_MISMATCH,
         f"the database of {incident.subject} is an older one: it ends at seq {detail.get('endsAt')}, and the node has "
         f"signed seq {detail.get('signedSeq')} of the same epoch, as {detail.get('shownBy')} has shown",
-        hint=_HINT,
+        hint=INCIDENTS[IncidentKind.OUTBOX_REGRESSED].hint,
     )
