@@ -28,14 +28,17 @@ from agentpost.mailbox.file import FileMailbox
 from agentpost.mailbox.sweeping import keep_swept
 from agentpost.mailing import make_engine
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import OutboxHead
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.routing import is_live
 from agentpost.protocol.snapshot import MOST_NOT_TAKEN, NodeTier
 from agentpost.room.coordination import CoordinationBoard
 from agentpost.room.host import RoomHost
 from agentpost.store.home import Home
 from agentpost.store.identity import Identity, load_identity
+from agentpost.store.regressed import MOST_INCIDENTS, open_regression, regressed
 from agentpost.store.sqlite import SqliteStore
-from agentpost.store.values import LocalAgent
+from agentpost.store.values import Incident, LocalAgent
 from agentpost.tasks import TaskOwner
 from agentpost.work.commons import Commons
 from agentpost.work.office import Office
@@ -127,6 +130,8 @@ class Gateway:
         self.ids = IdMaker(clock, chance)
         self.phase = Phase.STARTING
         self.stopping = asyncio.Event()
+        # Why it ends, if it was not told to.
+        self.failure: Refusal | None = None
         self.tasks = TaskOwner("gateway")
         # Where the public door is, once it is open.
         self.url = ""
@@ -212,6 +217,7 @@ class Gateway:
             now_ms=self.clock.now_ms(),
             on_failure=on_failure,
         )
+        await self._check_epoch(self._store)
         self._identity = load_identity(Home(self.settings.home))
         self._host = RoomHost(
             self._store, self._identity, tier=self.settings.tier, clock=self.clock, chance=self.chance
@@ -248,6 +254,7 @@ class Gateway:
             runtimes=self._runtimes,
             secret_options=self._runtimes.secret_options,
             policy=self.settings.delivery,
+            on_regressed=self._regressed,
         )
         self._office = Office(
             self._engine,
@@ -419,10 +426,48 @@ class Gateway:
                 self.cut(node_id)
 
     def _fail(self, refusal: Refusal) -> None:
-        # PIPE-3: after a failed sync nobody knows what is on the disk; the next start finds out.
-        _log.critical("the disk failed, the gateway stops: %s", refusal.message)
+        if self.failure is None:
+            # PIPE-3: after a failed sync nobody knows what is on the disk; the next start finds out.
+            problem = f"the gateway stopped because its disk failed: {refusal.message}"
+            self.failure = Refusal(Code.STORAGE_FAILED, problem)
+        _log.critical("the gateway stops: %s", refusal.message)
         self.phase = Phase.FAILED
         self.stopping.set()
+
+    def _regressed(self, shown: OutboxHead, shown_by: str) -> None:
+        """CUR-6: the database is an older one, put back by hand. What would be said now, no reader would take."""
+        if self.failure is not None:
+            return
+        incident = Incident(
+            kind=IncidentKind.OUTBOX_REGRESSED,
+            subject=self.settings.node_id,
+            at_ms=self.clock.now_ms(),
+            detail={
+                "epoch": shown.epoch,
+                "signedSeq": shown.seq,
+                "endsAt": self.store.head().seq,
+                "shownBy": shown_by,
+            },
+        )
+        self.failure = regressed(incident)
+        self.tasks.spawn(self._stop_for(incident, self.failure), name="older database")
+
+    async def _stop_for(self, incident: Incident, refusal: Refusal) -> None:
+        try:
+            # The next start finds it, whether a peer is there to show it again or not.
+            await self.store.raise_incident(incident)
+        finally:
+            self._fail(refusal)
+
+    async def _check_epoch(self, store: SqliteStore) -> None:
+        """Refuse to go on with a database that a peer has shown to be an older one, until it has begun a new epoch."""
+        found = open_regression(store.incidents(limit=MOST_INCIDENTS))
+        if found is None:
+            return
+        if found.detail.get("epoch") == store.epoch:
+            await store.close()
+            raise regressed(found)
+        await store.close_incident(found.kind, found.subject, at_ms=self.clock.now_ms())
 
     def _not_taken(self) -> list[NotTakenBy]:
         if self._engine is None:
@@ -441,7 +486,8 @@ class Gateway:
 
     def status(self) -> GatewayStatus:
         position = self.store.inbox_position()
-        failure = self.store.failure or (self._mailbox.failure if self._mailbox is not None else None)
+        mailbox_failure = None if self._mailbox is None else self._mailbox.failure
+        failure = self.store.failure or mailbox_failure or self.failure
         usage = self.store.payload_usage()
         return GatewayStatus(
             node_id=self.settings.node_id,

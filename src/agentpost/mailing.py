@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.hub import OnRegressed
 from agentpost.delivery.keeping import CursorCopy, DeliveryCopy
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import Runtime
@@ -41,6 +42,7 @@ def make_engine(
     runtimes: Callable[[LocalAgent], Runtime],
     secret_options: Callable[[str], Collection[str]],
     policy: DeliveryPolicy | None = None,
+    on_regressed: OnRegressed | None = None,
 ) -> Engine:
     return Engine(
         store=store,
@@ -56,6 +58,7 @@ def make_engine(
         secret_options=secret_options,
         policy=policy,
         readers=CursorsInRoom(host.room).of,
+        on_regressed=on_regressed,
     )
 
 

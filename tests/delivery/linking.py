@@ -97,6 +97,8 @@ class Node:
         """Forget everything that is not in the store."""
         self.wakeups = Wakeups()
         self.woken: list[str] = []
+        # What showed this node that its database is an older one.
+        self.regressed: list[tuple[int, str]] = []
         self.wakeups.listen(inbox=self.woken.append)
         self.hub = LinkHub(
             self.store,
@@ -108,6 +110,7 @@ class Node:
             tier=self.tier,
             policy=policy,
             readers=self.world.cursors_of,
+            on_regressed=lambda shown, shown_by: self.regressed.append((shown.seq, shown_by)),
         )
 
     async def host(self, agent_id: str) -> None:

@@ -177,3 +177,4 @@ def _all_came(world: World, sent: Mapping[tuple[str, str], list[EventId]]) -> No
         expected = sum(len(event_ids) for (_, target), event_ids in sent.items() if target == node_id)
         assert len(world.nodes[node_id].inbox(agent_id)) == expected
         assert world.nodes[node_id].incidents() == []
+        assert world.nodes[node_id].regressed == []

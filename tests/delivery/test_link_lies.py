@@ -1,14 +1,18 @@
 """Links with members that lie, and with honest ones that look as if they did."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from agentpost.delivery.frames import Events, decode_frame
+from agentpost.delivery.frames import Events, Hello, Subscribe, decode_frame, encode_frame
+from agentpost.delivery.heads import sign_head
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
 from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent, Trace
+from agentpost.protocol.errors import Refusal
+from agentpost.protocol.heads import decode_head
 from agentpost.protocol.ids import EventId, TaskId, corr_id_of
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Message, TaskCreate
@@ -16,7 +20,7 @@ from agentpost.protocol.snapshot import NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import Subscriber
 from agentpost.testing import MemoryStore, an_event_id
-from tests.delivery.linking import Node, Pipe, World, settle
+from tests.delivery.linking import Node, Pipe, World, hand, settle
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -157,6 +161,45 @@ async def test_a_seed_notices_an_old_disk(world: World) -> None:
     await old.send("bob")
     await settle(Pipe(old, b))
     assert "source_regressed" in b.incidents()
+    assert old.regressed == [(3, "node-b")]
+
+
+@pytest.mark.req("CUR-6", "PIPE-9")
+async def test_nobody_can_tell_a_healthy_gateway_that_its_database_is_old(world: World) -> None:
+    """What counts is its own signature under an end that it does not have, and where nothing was lost there is none."""
+    a = await world.add("node-a", "ada")
+    b = await world.add("node-b", "bob", tier=NodeTier.BACKBONE)
+    pipe = Pipe(a, b)
+    for _ in range(3):
+        await a.send("bob")
+        await settle(pipe)
+    pipe.cut()
+    keys = {node_id: world.room.identity(node_id).signing for node_id in ("node-a", "node-b")}
+    end = b.store.signed_end("node-a")
+    assert end is not None
+    true_head = decode_head(end.head)
+    ahead = replace(true_head, seq=1_000, chain=b"\1" * 32)
+    for head, signer in (
+        (ahead, "node-b"),
+        (replace(ahead, node_id="node-b"), "node-b"),
+        (replace(true_head, chain=b"\1" * 32), "node-b"),
+        # What this node did sign: an earlier end, and the last one of an earlier life.
+        (true_head, "node-a"),
+        (replace(ahead, epoch="epoch_0"), "node-a"),
+    ):
+        session = a.hub.open("node-b", on_wake=lambda: None)
+        await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+        raw, signature = sign_head(head, keys[signer])
+        wish = Subscribe(
+            source="node-a", epoch="epoch_1", after_seq=1_000, after_chain=b"\1" * 32, head=raw, signature=signature
+        )
+        with suppress(Refusal):
+            await hand(session, encode_frame(wish))
+        session.close()
+    assert a.regressed == []
+    event_id = await a.send("bob")
+    await settle(Pipe(a, b))
+    assert b.inbox("bob")[-1] == event_id
 
 
 @pytest.mark.req("PIPE-9", "CUR-3")

@@ -167,7 +167,33 @@ async def test_a_source_that_ends_before_what_was_read_is_reported(world: World)
     await settle(pipe := Pipe(old, b))
     assert b.inbox("bob") == before
     assert b.incidents() == ["source_regressed"]
-    assert pipe.right.refusal is None
+    assert old.regressed == [(3, "node-b")]
+    assert pipe.left.refusal is not None
+    assert pipe.left.refusal.code is Code.EPOCH_MISMATCH
+
+
+@pytest.mark.req("CUR-6")
+async def test_an_old_database_that_has_grown_is_noticed_all_the_same(world: World) -> None:
+    """It may have said more since than was lost: what it signed at that place before is not what stands there now."""
+    a, b = world.nodes["node-a"], world.nodes["node-b"]
+    for _ in range(3):
+        await a.send("bob")
+    await settle(pipe := Pipe(a, b))
+    pipe.cut()
+    world.nodes["node-a"] = old = Node(world, "node-a", MemoryStore(node_id="node-a", epoch="epoch_1"), NodeTier.EDGE)
+    for _ in range(5):
+        await old.send("bob", text="of another life")
+    before = b.inbox("bob")
+    await settle(pipe := Pipe(old, b))
+    assert old.regressed == [(3, "node-b")]
+    assert b.inbox("bob") == before
+    assert b.incidents() == ["source_regressed"]
+    # In a new epoch all of it is read, and the case is closed.
+    anew = Node(world, "node-a", MemoryStore(node_id="node-a", epoch="epoch_2"), NodeTier.EDGE)
+    said = [await anew.send("bob", text="of a third life") for _ in range(2)]
+    await settle(Pipe(anew, b))
+    assert b.inbox("bob") == [*before, *said]
+    assert b.incidents() == ["epoch_changed"]
 
 
 @pytest.mark.req("CUR-3")

@@ -9,7 +9,7 @@ from agentpost.delivery.agents import AgentDirectory, LocalAgents
 from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.expiring import Expiring
-from agentpost.delivery.hub import LinkHub
+from agentpost.delivery.hub import LinkHub, OnRegressed
 from agentpost.delivery.incidents import Incidents, StatusDesk
 from agentpost.delivery.keeping import CursorCopy, Keeper, RoomCopies
 from agentpost.delivery.mailroom import Mailroom
@@ -57,6 +57,7 @@ class Engine:
         secret_options: Callable[[str], Collection[str]] = lambda _runtime: (),
         policy: DeliveryPolicy | None = None,
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
+        on_regressed: OnRegressed | None = None,
     ) -> None:
         policy = policy or DeliveryPolicy()
         self.ids = ids = IdMaker(clock, chance, node_id=store.node_id)
@@ -96,6 +97,7 @@ class Engine:
             tier=tier,
             policy=policy,
             readers=readers,
+            on_regressed=on_regressed,
         )
         self.task_moves = TaskMoves(store=store, publisher=self.publisher, maker=maker, clock=clock)
         self.dispatcher = Dispatcher(

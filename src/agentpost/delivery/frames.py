@@ -71,6 +71,9 @@ class Subscribe(_Frame, frozen=True, kw_only=True, tag="subscribe"):
     whole: bool = False
     # The reader has decided to go on without what is gone (CUR-4).
     skip: bool = False
+    # For the source itself: where it ended when it was last read, as it signed that. It can see that it lost something.
+    head: bytes | None = None
+    signature: _Signature | None = None
 
 
 class Unsubscribe(_Frame, frozen=True, kw_only=True, tag="unsubscribe"):

@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agentpost.delivery.feed import SubscriberNotes
 from agentpost.delivery.fetch import BlobFetcher
+from agentpost.delivery.frames import Subscribe
+from agentpost.delivery.heads import verify_head
 from agentpost.delivery.intake import Intake
 from agentpost.delivery.joint import JointReader
 from agentpost.delivery.keeping import CursorCopy, first_awaited
@@ -21,13 +23,16 @@ from agentpost.delivery.policy import DeliveryPolicy, GapPolicy
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.reader import OwnReader, StreamReader
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.heads import OutboxHead, decode_head
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.interface import Store
 from agentpost.store.values import AuditEntry
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
-__all__ = ["LinkHub"]
+__all__ = ["LinkHub", "OnRegressed"]
+
+OnRegressed = Callable[[OutboxHead, str], None]
 
 # Somebody who comes again has lost the links before, or wants to use up memory.
 _MOST_LINKS_A_PEER: Final = 4
@@ -50,8 +55,10 @@ class LinkHub:
         tier: NodeTier,
         policy: DeliveryPolicy | None = None,
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
+        on_regressed: OnRegressed | None = None,
     ) -> None:
-        """`readers` gives the cursors that the room has of one source."""
+        """`readers` gives the cursors that the room has of one source. `on_regressed` hears of an end of the own outbox
+        that this node signed and does not have, and who showed it."""
         policy = policy or DeliveryPolicy()
         self.store = store
         self.room = room
@@ -66,6 +73,7 @@ class LinkHub:
         )
         self._policy = policy
         self._cursors_of = readers
+        self._on_regressed = on_regressed
         self._is_mirror = tier is NodeTier.BACKBONE
         self.tasks = TaskOwner("links")
         self.own = OwnReader(store=store, intake=self.intake, wakeups=wakeups, tasks=self.tasks)
@@ -252,6 +260,36 @@ class LinkHub:
             self._distrusted.pop((links[0].peer, source), None)
             self._chosen[source, False] = links[0]
             links[0].subscribe((source, False), skip=True)
+
+    def check_own_past(self, wish: Subscribe, *, shown_by: str) -> None:
+        """Refuse a peer that shows an end of the own outbox, signed by this node, that is not in it (CUR-6).
+
+        Then the database is an older one, or another one, than that with which the node signed it.
+        What counts is the own signature alone. A peer can say nothing with it that is not so: where nothing was lost,
+        no such signature exists.
+        """
+        if wish.head is None or wish.signature is None:
+            return
+        shown = decode_head(wish.head)
+        if shown.node_id != self.store.node_id or shown.epoch != self.store.epoch or self._has(shown):
+            return
+        verify_head(wish.head, wish.signature, self.signing.public_key().public_bytes_raw())
+        if self._on_regressed is not None:
+            self._on_regressed(shown, shown_by)
+        raise Refusal(
+            Code.EPOCH_MISMATCH,
+            f"{self.store.node_id} has an older database: it ends at seq {self.store.head().seq}, not {shown.seq}",
+        )
+
+    def _has(self, shown: OutboxHead) -> bool:
+        """Whether the own outbox came by this end of it, as far as it still knows."""
+        own = self.store.head()
+        if shown.seq >= own.seq:
+            return (shown.seq, shown.chain) == (own.seq, own.chain)
+        part = self.store.read_outbox(max(shown.seq - 1, 0), limit=1)
+        at = part.events[0] if part.events else None
+        # What was pruned cannot be compared any more, and has been read by all.
+        return shown.seq <= part.floor_seq or at is None or at.seq != shown.seq or at.chain == shown.chain
 
     def opened(self) -> None:
         self.choose()

@@ -34,7 +34,7 @@ from agentpost.protocol.snapshot import Failover, RoomSnapshot
 from agentpost.protocol.taskbook import concerns_a_task
 from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Accepted, Desk, Inbound, Incident, MirrorBatch
+from agentpost.store.values import Acceptance, Accepted, Desk, Inbound, Incident, MirrorBatch, SignedEnd
 from agentpost.world import Clock
 
 __all__ = ["Batch", "Intake", "NewBlob", "Taken"]
@@ -59,6 +59,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     chain: bytes
     raws: Sequence[bytes]
     mirror: MirrorBatch | None = None
+    signed_end: SignedEnd | None = None
 
 
 class NewBlob(Struct, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ class Intake:
                 changes=tuple(reading.changes),
                 at_ms=self._clock.now_ms(),
                 mirror=batch.mirror,
+                signed_end=batch.signed_end,
             )
         )
         self._wakeups.batch_taken(accepted)

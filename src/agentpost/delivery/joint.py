@@ -16,7 +16,7 @@ from agentpost.delivery.reader import StreamReader, Verdict, signed_head
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, Cursor
+from agentpost.store.values import CHAIN_START, Cursor, SignedEnd
 
 __all__ = ["JointReader"]
 
@@ -99,6 +99,7 @@ class JointReader:
                 chain=checked.chains.get(own, chain),
                 raws=checked.mail,
                 mirror=checked.batch,
+                signed_end=SignedEnd(head=frame.head, signature=frame.signature),
             )
         )
         self._mirror.kept(checked)

@@ -36,6 +36,7 @@ from agentpost.delivery.mirror import MirrorKeeper
 from agentpost.delivery.reader import StreamReader, Verdict
 from agentpost.delivery.subscription import Subscription
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.values import CHAIN_START, AuditEntry
 
 if TYPE_CHECKING:
@@ -397,6 +398,7 @@ class LinkSession:
             else:
                 self._feeds[key] = MirrorFeed(wish, consumer=self.peer, store=hub.store)
         else:
+            hub.check_own_past(wish, shown_by=self.peer)
             kind = WholeFeed if wish.whole else OutboxFeed
             self._feeds[key] = kind(wish, consumer=self.peer, store=hub.store, signing=hub.signing)
 
@@ -468,6 +470,11 @@ class LinkSession:
 
     async def _refused(self, refused: Refused) -> None:
         code = Code(refused.code) if refused.code in set(Code) else Code.UNAVAILABLE
+        if refused.source is None and code is Code.EPOCH_MISMATCH:
+            # It has seen the end that it signed itself, and does not have it any more (CUR-6).
+            at = self._hub.store.cursor(self.peer)
+            read_through = 0 if at is None else at.last_seq
+            await self._hub.intake.report(IncidentKind.SOURCE_REGRESSED, self.peer, readThrough=read_through)
         if refused.source is None:
             # What others say is quoted: it ends up in a log.
             raise Refusal(code, f"{self.peer} ended the link: {refused.message!r}")
@@ -498,6 +505,7 @@ class LinkSession:
         at = self._reading[key].reader.position()
         source, is_whole = key
         self._asked_for.add(key)
+        end = self._hub.store.signed_end(source) if source == self.peer else None
         self._send(
             Subscribe(
                 source=source,
@@ -506,6 +514,8 @@ class LinkSession:
                 after_chain=CHAIN_START if at is None else at.last_chain,
                 whole=is_whole,
                 skip=skip,
+                head=None if end is None else end.head,
+                signature=None if end is None else end.signature,
             )
         )
         self._send(self._credit_for(key))

@@ -19,7 +19,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import OutboxHead, chain_over
 from agentpost.protocol.incidents import IncidentKind
 from agentpost.store.interface import Store
-from agentpost.store.values import CHAIN_START, AuditEntry, Cursor
+from agentpost.store.values import CHAIN_START, AuditEntry, Cursor, SignedEnd
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
@@ -134,6 +134,7 @@ class StreamReader:
             # CUR-6: what was taken before is still known by its event ids.
             await self._intake.report(IncidentKind.EPOCH_CHANGED, source, before=cursor.epoch, now=frame.epoch)
             await self._store.restart_cursor(source, epoch=frame.epoch, at_ms=self._clock.now_ms())
+            await self._store.close_incident(IncidentKind.SOURCE_REGRESSED, source, at_ms=self._clock.now_ms())
             cursor = self._cursor = None
         last_seq = cursor.last_seq if cursor else 0
         if frame.after_seq == frame.through_seq and frame.through_seq < last_seq:
@@ -161,6 +162,7 @@ class StreamReader:
             through_seq=frame.through_seq,
             chain=chain,
             raws=frame.events,
+            signed_end=SignedEnd(head=frame.head, signature=frame.signature),
         )
         await self.accept(batch)
         if may_skip and self._policy.gap_policy is GapPolicy.TOMBSTONE:

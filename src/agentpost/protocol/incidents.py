@@ -36,6 +36,7 @@ class IncidentKind(StrEnum):
     MIRROR_BROKEN = "mirror_broken"
     EPOCH_CHANGED = "epoch_changed"
     SOURCE_REGRESSED = "source_regressed"
+    OUTBOX_REGRESSED = "outbox_regressed"
     FOREIGN_SOURCE = "foreign_source"
     FORGED_SENDER = "forged_sender"
     FORGED_ACK = "forged_ack"
@@ -126,7 +127,16 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     ),
     IncidentKind.SOURCE_REGRESSED: IncidentMeaning(
         "The outbox of a gateway ends before what was read from it: an old copy of its database is in use.",
-        "Stop {subject} and restore it with `agentpost lake restore`, or from a newer backup.",
+        "Restore {subject} with `agentpost lake restore`, or from a newer backup; it has stopped by itself.",
+        "When {subject} begins a new epoch.",
+    ),
+    IncidentKind.OUTBOX_REGRESSED: IncidentMeaning(
+        "The database of this gateway is an older one: a peer has shown its own signature under more of its outbox.",
+        "Put the newer database back if there is one. Otherwise `agentpost lake restore` makes the home anew from the "
+        "lake. Without a lake: `agentpost store backup older.db`, move agentpost.db out of the home, then `agentpost "
+        "store restore older.db`. That begins a new epoch; what agents were given since the copy was made, they get "
+        "again.",
+        "When the gateway starts in a new epoch.",
     ),
     IncidentKind.FOREIGN_SOURCE: IncidentMeaning(
         "A gateway sent an event in the name of another gateway. Nothing of the batch was taken.",

@@ -39,6 +39,7 @@ from agentpost.store.values import (
     Outcome,
     QuarantineEntry,
     Settlement,
+    SignedEnd,
 )
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "restart_cursor",
     "settle",
     "settle_all",
+    "signed_end",
     "urgent_unread",
     "waiting_agents",
 ]
@@ -85,6 +87,8 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         SQL.move_cursor,
         (batch.source_node_id, batch.source_epoch, batch.through_seq, batch.through_chain, batch.at_ms),
     )
+    if batch.signed_end is not None:
+        tx.database.run(SQL.sign_cursor, (batch.signed_end.head, batch.signed_end.signature, batch.source_node_id))
     return Accepted(
         new=tuple(taken.new),
         inbox_seqs=tuple(taken.new.values()),
@@ -404,6 +408,11 @@ def inbox_position(database: Database) -> InboxPosition:
 def cursor(database: Database, source_node_id: str) -> Cursor | None:
     row = database.row(SQL.cursor, (source_node_id,))
     return _cursor(row) if row else None
+
+
+def signed_end(database: Database, source_node_id: str) -> SignedEnd | None:
+    row = database.row(SQL.signed_end, (source_node_id,))
+    return None if row is None else SignedEnd(head=row[0], signature=row[1])
 
 
 def cursors(database: Database) -> list[Cursor]:

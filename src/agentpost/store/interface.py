@@ -40,6 +40,7 @@ from agentpost.store.values import (
     QuarantineEntry,
     ResentLetter,
     Settlement,
+    SignedEnd,
     StoredEvent,
     StreamSlice,
     Subscriber,
@@ -284,6 +285,10 @@ class Store(ExternalStore, Protocol):
     # Cursors and compaction
 
     def cursor(self, source_node_id: str) -> Cursor | None: ...
+
+    def signed_end(self, source_node_id: str) -> SignedEnd | None:
+        """Where a source ended when something of it was last accepted, as it signed that itself."""
+        ...
 
     def cursors(self) -> list[Cursor]: ...
 

@@ -25,6 +25,7 @@ from agentpost.store.values import (
     LedgerState,
     QuarantineEntry,
     Settlement,
+    SignedEnd,
 )
 
 __all__ = ["MemoryInbox"]
@@ -53,6 +54,7 @@ class MemoryInbox(MemoryOutbox):
         self._ledger: dict[Pair, LedgerEntry] = {}
         self._open: dict[Pair, int] = {}
         self._cursors: dict[str, Cursor] = {}
+        self._signed_ends: dict[str, SignedEnd] = {}
         self._quarantine: list[QuarantineEntry] = []
 
     def promises(self, events: int) -> bool:
@@ -102,6 +104,8 @@ class MemoryInbox(MemoryOutbox):
             last_chain=batch.through_chain,
             updated_at_ms=batch.at_ms,
         )
+        if batch.signed_end is not None:
+            self._signed_ends[batch.source_node_id] = batch.signed_end
         return Accepted(
             new=tuple(new),
             inbox_seqs=tuple(self._inbox_places[event_id] for event_id, _ in new),
@@ -332,6 +336,10 @@ class MemoryInbox(MemoryOutbox):
     def cursor(self, source_node_id: str) -> Cursor | None:
         self._check_open()
         return self._cursors.get(source_node_id)
+
+    def signed_end(self, source_node_id: str) -> SignedEnd | None:
+        self._check_open()
+        return self._signed_ends.get(source_node_id)
 
     def cursors(self) -> list[Cursor]:
         self._check_open()

@@ -62,6 +62,7 @@ from agentpost.store.values import (
     QuarantineEntry,
     ResentLetter,
     Settlement,
+    SignedEnd,
     StoredEvent,
     StreamSlice,
     Subscriber,
@@ -349,6 +350,9 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
 
     def cursor(self, source_node_id: str) -> Cursor | None:
         return inbox.cursor(self._reader(), source_node_id)
+
+    def signed_end(self, source_node_id: str) -> SignedEnd | None:
+        return inbox.signed_end(self._reader(), source_node_id)
 
     def cursors(self) -> list[Cursor]:
         return inbox.cursors(self._reader())

@@ -43,6 +43,7 @@ __all__ = [
     "OutboxSlice",
     "QuarantineEntry",
     "Settlement",
+    "SignedEnd",
     "StoredEvent",
     "StreamEvent",
     "StreamSlice",
@@ -140,6 +141,13 @@ class Inbound(Struct, frozen=True, kw_only=True):
     desk: Desk | None = None
 
 
+class SignedEnd(Struct, frozen=True, kw_only=True):
+    """Where an outbox ended, as its owner signed it."""
+
+    head: bytes
+    signature: bytes
+
+
 class Acceptance(Struct, frozen=True, kw_only=True):
     """A batch that was read from one source: everything after `after_seq` through `through_seq`.
 
@@ -158,6 +166,7 @@ class Acceptance(Struct, frozen=True, kw_only=True):
     at_ms: int
     # What of the whole outbox is kept for others in the same transaction.
     mirror: "MirrorBatch | None" = None
+    signed_end: SignedEnd | None = None
 
 
 class Accepted(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from agentpost.config import CONFIG_FILE, load_settings
-from agentpost.edges.cli.gateway import NO_PROOF, home_of_node, not_taken
+from agentpost.edges.cli.gateway import NO_PROOF, home_of_node, not_taken, why_stopped
 from agentpost.edges.cli.options import HomeOption, NodeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
 from agentpost.edges.open_files import LEAST_OPEN_FILES
@@ -37,6 +37,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("settings", lambda: _settings_are_valid(path)),
         _finding("disk", lambda: _disk_has_room(path)),
         _finding("store", lambda: _store_is_whole(path)),
+        _finding("epoch", lambda: _database_is_the_latest(path)),
         _finding("gateway", lambda: f"is {OperatorClient(path).get('/operator/status')['phase']}"),
         _finding("open files", lambda: _open_files_are_enough(path)),
         _finding("proofs", lambda: _proofs_are_wanted(path)),
@@ -111,6 +112,12 @@ def _seeds_are_there(path: Path) -> str:
         raise Refusal(Code.UNAVAILABLE, told, hint=hint)
     # One of them is enough to reach everybody.
     return told
+
+
+def _database_is_the_latest(path: Path) -> str:
+    if (older := why_stopped(path)) is not None:
+        raise older
+    return "no peer has seen more of the outbox than there is"
 
 
 def _mail_is_taken(path: Path) -> str:

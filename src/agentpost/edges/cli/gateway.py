@@ -24,7 +24,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.home import Home
 
-__all__ = ["NO_PROOF", "home_of_node", "not_taken", "quiet_libraries", "register"]
+__all__ = ["NO_PROOF", "home_of_node", "not_taken", "quiet_libraries", "register", "why_stopped"]
 
 _WAIT_SECONDS: Final = 30.0
 _LOG_FILE: Final = "gateway.log"
@@ -136,8 +136,9 @@ def up(
                 f"[bold]{escape(settings.node_id)}[/bold] is up at {escape(url)}, home {escape(str(settings.home))}"
             )
 
-    if not uvloop.run(_run(settings, on_ready)):
-        raise Refusal(Code.STORAGE_FAILED, "the gateway stopped because its disk failed; its log says how")
+    failure = uvloop.run(_run(settings, on_ready))
+    if failure is not None:
+        raise failure
 
 
 def quiet_libraries() -> None:
@@ -148,11 +149,10 @@ def quiet_libraries() -> None:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
-async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
-    """Whether it stopped because it was told to."""
+async def _run(settings: Settings, on_ready: Callable[[str], None]) -> Refusal | None:
+    """Run a gateway to its end. Gives what ended it, if it was not told to stop."""
     # The HTTP framework takes longer to load than any other command takes to run.
     from agentpost.edges.http.server import make_gateway, serve
-    from agentpost.gateway import Phase
 
     raise_open_files()
     gateway = make_gateway(settings)
@@ -160,7 +160,7 @@ async def _run(settings: Settings, on_ready: Callable[[str], None]) -> bool:
     for wanted in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(wanted, gateway.request_stop)
     await serve(gateway, on_ready=on_ready)
-    return gateway.phase is not Phase.FAILED
+    return gateway.failure
 
 
 def _start_detached(settings: Settings, output: Format) -> None:
@@ -243,7 +243,11 @@ def _is_free(path: Path) -> bool:
 
 def status(node: NodeOption = None, home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
     """What the gateway of this machine is doing."""
-    found: dict[str, Any] = OperatorClient(home_of_node(node, home)).get("/operator/status")
+    path = home_of_node(node, home)
+    try:
+        found: dict[str, Any] = OperatorClient(path).get("/operator/status")
+    except Refusal as refusal:
+        raise why_stopped(path) or refusal from None
     if output is Format.JSON:
         print_json(found)
         return
@@ -259,6 +263,18 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
     if found.get("insecureNoProof"):
         stdout.print(f"[bold red]WARNING[/bold red]: {NO_PROOF}", highlight=False)
+
+
+def why_stopped(path: Path) -> Refusal | None:
+    """Why the gateway of a home does not start, if a peer has shown that its database is an older one."""
+    # SQLite takes longer to load than most commands take to run.
+    from agentpost.store.regressed import regressed, regression_of
+
+    try:
+        found = regression_of(path)
+    except Refusal:
+        return None
+    return None if found is None else regressed(found)
 
 
 def not_taken(found: dict[str, Any]) -> str:
