@@ -111,7 +111,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.AGENT_CONFLICT: IncidentMeaning(
         "An agent of this gateway belongs to another gateway. Mail for it goes to the other one.",
         "Remove it here with `agentpost agents remove {subject}`, or there: see `agentpost agents list --mesh`.",
-        "When the agent belongs to this gateway again.",
+        "When the agent belongs to this gateway again, or is removed here.",
     ),
     IncidentKind.GAP: IncidentMeaning(
         "Events of a gateway are missing, and no gateway in reach has them. The setting gap_policy says what follows.",
