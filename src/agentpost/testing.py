@@ -141,6 +141,7 @@ class FixedRoom:
         self._revoked: set[str] = set()
         self._silent_since_ms: dict[str, int] = {}
         self._unheard: set[str] = set()
+        self._clocks_ahead_ms: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_for: dict[tuple[str, str], int] = {}
         self._version = 0
@@ -253,6 +254,16 @@ class FixedRoom:
     def last_seen_ms(self, node_id: str) -> int | None:
         is_known = node_id in self._nodes and node_id not in self._unheard
         return self.silent_since_ms(node_id) if is_known else None
+
+    def set_clock_ahead(self, node_id: str, ms: int | None) -> None:
+        """What the heartbeats of the node say about its clock; None if none come."""
+        if ms is None:
+            self._clocks_ahead_ms.pop(node_id, None)
+        else:
+            self._clocks_ahead_ms[node_id] = ms
+
+    def clocks_ahead_ms(self) -> dict[str, int]:
+        return dict(self._clocks_ahead_ms)
 
     def silent_since_ms(self, node_id: str) -> int:
         return self._silent_since_ms.get(node_id, self._clock.now_ms())

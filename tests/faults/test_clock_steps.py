@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from agentpost.delivery.policy import DeliveryPolicy
+from agentpost.delivery.policy import DeliveryPolicy, sla_due_at_ms
 from agentpost.delivery.ports import Engagement, Result
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.protocol.backoff import RetryPolicy
@@ -97,6 +97,31 @@ async def test_a_step_gives_up_nothing_that_lives_longer(step_ms: int) -> None:
     await desk.pass_time(0.001)
     assert (desk.delivery(event).state, desk.delivery(event).reason) == (DeliveryState.DEAD_LETTER, "expired")
     assert _dead_letters(desk, event) == 1
+
+
+@pytest.mark.req("ACK-4")
+@pytest.mark.parametrize("back_again", [False, True], ids=["stays", "is set right"])
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS, 48 * HOUR_MS], ids=["ahead", "back", "days ahead"])
+async def test_the_time_for_an_outcome_is_as_long_as_it_was_when_a_clock_is_set(
+    step_ms: int, *, back_again: bool
+) -> None:
+    """What was accepted has its day for an outcome: no incident comes early, none comes late."""
+    clock = SettableClock()
+    desk = await Desk(policy=PATIENT, clock=clock).settle_in()
+    events = [await desk.send(number) for number in range(1, 4)]
+    for event in events:
+        due_at_ms = sla_due_at_ms(event, accepted_at_ms=clock.now_ms(), policy=PATIENT)
+        await desk.change(event, DeliverySignal.ACCEPTED, due_at_ms=due_at_ms)
+    await desk.pass_time(60)
+    clock.set_by(step_ms)
+    await desk.pass_time(60)
+    if back_again:
+        clock.set_by(-step_ms)
+    await desk.pass_time(24 * 3600 - 1)
+    assert [desk.delivery(event).state for event in events] == [DeliveryState.ACCEPTED] * 3
+    await desk.pass_time(1)
+    assert [desk.delivery(event).state for event in events] == [DeliveryState.INCIDENT] * 3
+    assert len([each for each in desk.store.incidents() if each.kind == "sla_missed"]) == 3
 
 
 @pytest.mark.req("ENV-7", "RTY-6")

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from websockets.asyncio.client import connect
 
-from agentpost.delivery import link, retry
+from agentpost.delivery import clocks, link, retry
 from agentpost.delivery.frames import decode_frame
 from agentpost.edges import seed_link
 from agentpost.edges.cli import gateway as command
@@ -54,6 +54,7 @@ def shorten_waits() -> None:
         (carry, "PING_EVERY_SECONDS", PING),
         (link, "_SILENT_FOR_MS", round(SILENT * 1000)),
         (retry, "_LOOK_EVERY_MS", round(BEAT * 1000)),
+        (clocks, "_LOOK_EVERY_SECONDS", BEAT),
         (dial, "_RECONNECT", again),
         (seed_link, "_RECONNECT", again),
         # The room's own connection has the pings of the WebSocket, at both of its ends.

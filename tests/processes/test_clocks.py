@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.edges.running import agentpost
 from tests.processes.machines import FaultyMachine, eventually, faulty_mesh, is_over
 
 pytestmark = pytest.mark.waits
@@ -109,3 +110,24 @@ def _send(sender: FaultyMachine, text: str) -> str:
 
 def _fetched(lab: FaultyMachine) -> list[str]:
     return [each["eventId"] for each in lab.post("/ansible/agents/reader/fetch", {"limit": 10})]
+
+
+def test_a_clock_that_is_off_is_told_everywhere_by_name(machines: Machines) -> None:
+    """The incident at each gateway names the machine and by how much, `doctor` says it, and both end with the cause."""
+    seed, sender, lab = machines
+    lab.set_clock(HOUR_MS)
+    try:
+        for machine in machines:
+            eventually(lambda machine=machine: machine.incidents("clock_off") == ["lab-jane"])
+            said = _doctor(machine)
+            whose = "this gateway's clock" if machine is lab else "the clock of lab-jane"
+            assert f"{whose} is 3,600 s ahead" in said or f"{whose} is 3,599 s ahead" in said
+    finally:
+        lab.set_clock(0)
+    for machine in (seed, sender, lab):
+        eventually(lambda machine=machine: machine.incidents("clock_off") == [])
+    assert "ok      clocks" in _doctor(lab)
+
+
+def _doctor(machine: FaultyMachine) -> str:
+    return agentpost("doctor", "--home", str(machine.home)).stdout

@@ -9,6 +9,7 @@ import pytest
 
 from agentpost.bench.fleet import Month
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
+from agentpost.room.awareness import Awareness, Entry
 from agentpost.room.host import RoomHost
 from agentpost.room.journal import RoomJournal
 from agentpost.room.keys import make_admission
@@ -179,6 +180,44 @@ def test_silence_counts_from_the_last_word_or_the_own_start() -> None:
     assert presence.silent_since_ms(EDGE) == presence.last_seen_ms(EDGE) == clock.now_ms() - 10_000
     clock.step_back(3_600_000)
     assert presence.silent_since_ms(EDGE) == presence.last_seen_ms(EDGE) == clock.now_ms() - 10_000
+
+
+def test_heartbeats_tell_how_far_a_clock_is_off() -> None:
+    """The quickest of the last three counts, one alone says nothing, and a step of the own clock begins anew."""
+    clock = FakeClock()
+    presence = Presence(clock)
+
+    def beat(*, ahead_ms: int, took_ms: int = 0) -> None:
+        clock.advance(10_000)
+        presence.heard(EDGE, said_ms=clock.now_ms() + ahead_ms - took_ms)
+
+    beat(ahead_ms=0, took_ms=80_000)
+    assert presence.clocks_ahead_ms() == {}, "a seed may have kept it"
+    beat(ahead_ms=0, took_ms=40)
+    assert presence.clocks_ahead_ms() == {EDGE: -40}
+    beat(ahead_ms=0, took_ms=50_000)
+    assert presence.clocks_ahead_ms() == {EDGE: -40}, "one that was late says nothing of the clock"
+    for _ in range(3):
+        beat(ahead_ms=-90_000)
+    assert presence.clocks_ahead_ms() == {EDGE: -90_000}
+    clock.step_back(3_600_000)
+    assert presence.clocks_ahead_ms() == {}
+    beat(ahead_ms=3_600_000)
+    beat(ahead_ms=3_600_000)
+    assert presence.clocks_ahead_ms() == {EDGE: 3_600_000}
+    clock.advance(90_000)
+    assert presence.clocks_ahead_ms() == {}, "it is not heard any more"
+
+
+@pytest.mark.parametrize("said", [None, "now", 1.5, True, -1, 10**18, {}])
+def test_a_heartbeat_with_a_time_that_is_none_is_a_heartbeat(said: object) -> None:
+    """What a peer says about its clock can be nonsense; that it is there counts all the same."""
+    room = a_populated_room()
+    awareness = Awareness(node_id=SEED, client=1, keys=room.keys, presence=room.presence, clock=FakeClock())
+    for clock in (1, 2):
+        awareness.receive([Entry(7, clock, {"nodeId": EDGE, "heartbeatAt": said})], peer=EDGE)
+    assert room.presence.status_of(EDGE) is NodeStatus.ONLINE
+    assert room.presence.clocks_ahead_ms() == {}
 
 
 def test_a_snapshot_is_made_anew_only_when_something_changed() -> None:

@@ -6,6 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from agentpost.delivery.agents import AgentDirectory, LocalAgents
+from agentpost.delivery.clocks import ClockCheck
 from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.expiring import Expiring
@@ -169,6 +170,7 @@ class Engine:
         self._tasks = TaskOwner("engine")
         self._status_desk = StatusDesk(store=store, maker=maker, clock=clock, wakeups=wakeups, policy=policy)
         wakeups.listen(taken=tally.took, signals=self._signals_heard, repeats=self._repeats_heard)
+        self._clock_check = ClockCheck(store=store, room=room, clock=clock)
         self.keeper = Keeper(
             store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies, readers=readers
         )
@@ -182,6 +184,7 @@ class Engine:
         self.removed_agents.start()
         self.retrier.start()
         self.keeper.start()
+        self._clock_check.start()
 
     def metrics(self) -> DeliveryMetrics:
         """How delivery is doing, as far as this gateway sees it."""
@@ -201,6 +204,7 @@ class Engine:
     async def close(self) -> None:
         """End everything that runs. What is not settled goes on at the next start."""
         await self._tasks.close()
+        await self._clock_check.close()
         await self.keeper.close()
         await self.retrier.close()
         await self.removed_agents.close()

@@ -3,7 +3,7 @@
 Values are frozen; an interface is implemented once for production and once for tests (`agentpost.testing`).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,6 +57,10 @@ class RoomView(Protocol):
 
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if nobody here knows."""
+        ...
+
+    def clocks_ahead_ms(self) -> Mapping[str, int]:
+        """By how much the clocks of other gateways are ahead of this one's, of those whose heartbeats come."""
         ...
 
     def silent_since_ms(self, node_id: str) -> int:

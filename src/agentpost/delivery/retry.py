@@ -118,6 +118,7 @@ class Retrier:
         # Through where it is known that mail that is not accepted was passed over.
         self._seen_through: dict[str, int] = {}
         self._sleeps_until_ms = 0
+        self._followed_ahead_ms = self._ahead_ms()
         wakeups.listen(timer=self._timer_set)
 
     def start(self) -> None:
@@ -128,6 +129,7 @@ class Retrier:
 
     async def work(self) -> int:
         """Work off one batch of the timers that have run out. Gives how many there were."""
+        await self._follow_clock()
         now_ms = self._clock.now_ms()
         due = self._store.due_deliveries(now_ms, limit=_BATCH)
         if not due:
@@ -247,6 +249,26 @@ class Retrier:
 
     def _ahead_ms(self) -> int:
         return self._clock.now_ms() - self._clock.monotonic_ms()
+
+    async def _follow_clock(self) -> None:
+        """If the time of day was set, set the timers of what was accepted by as much: they count hours, not times.
+
+        ACK-4: a wrong clock makes no outcome late, and puts no incident off.
+        """
+        step_ms = self._ahead_ms() - self._followed_ahead_ms
+        if abs(step_ms) <= _STEP_MS:
+            return
+        self._followed_ahead_ms += step_ms
+        after = ("", "")
+        while page := self._store.deliveries_in((DeliveryState.ACCEPTED,), after=after, limit=_BATCH):
+            after = (page[-1].event_id, page[-1].to_agent_id)
+            timers = [
+                (each.event_id, each.to_agent_id, each.due_at_ms + step_ms)
+                for each in page
+                if each.due_at_ms is not None
+            ]
+            if timers:
+                await self._store.reschedule(timers)
 
     async def _until_due(self) -> None:
         now_ms, due_at_ms = self._clock.now_ms(), self._store.next_due_at_ms()

@@ -43,6 +43,9 @@ class IncidentKind(StrEnum):
     FORGED_ID = "forged_id"
     EVENT_ID_TAKEN = "event_id_taken"
 
+    # The gateways themselves.
+    CLOCK_OFF = "clock_off"
+
     # Tasks and coordination.
     TASK_LATE = "task_late"
     TASK_QUIET = "task_quiet"
@@ -70,8 +73,11 @@ class IncidentMeaning(NamedTuple):
 
 INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.NO_ROUTE: IncidentMeaning(
-        "No gateway owns the agent that a message was sent to. The message is a dead letter.",
-        "See who is there with `agentpost agents list --mesh`; then `agentpost deadletters resend {eventId}`.",
+        "No gateway hosts the agent that mail was sent to, or the agent was removed here with mail that it had not "
+        "handled. The senders were told.",
+        "See who is there with `agentpost agents list --mesh`; the sender's gateway sends it again with "
+        "`agentpost deadletters resend {eventId}`.",
+        "When the agent is added to this gateway.",
     ),
     IncidentKind.SLA_MISSED: IncidentMeaning(
         "A message was accepted, and no outcome arrived in time.",
@@ -106,7 +112,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.AGENT_CONFLICT: IncidentMeaning(
         "An agent of this gateway belongs to another gateway. Mail for it goes to the other one.",
         "Remove it here with `agentpost agents remove {subject}`, or there: see `agentpost agents list --mesh`.",
-        "When the agent belongs to this gateway again.",
+        "When the agent belongs to this gateway again, or is removed here.",
     ),
     IncidentKind.GAP: IncidentMeaning(
         "Events of a gateway are missing, and no gateway in reach has them. The setting gap_policy says what follows.",
@@ -157,6 +163,11 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.EVENT_ID_TAKEN: IncidentMeaning(
         "Two gateways used one event id. The second event was not taken, and its sender gets no ACK.",
         "See the first with `agentpost trace {eventId}`; ask the operator of {subject} to send the other one anew.",
+    ),
+    IncidentKind.CLOCK_OFF: IncidentMeaning(
+        "The clock of a gateway is more than 30 s off. Expiries, ETAs and deadlines go by it.",
+        "Set the clock of {subject}, e.g. with `timedatectl set-ntp true`.",
+        "When the clock is right again.",
     ),
     IncidentKind.TASK_LATE: IncidentMeaning(
         "A task has missed its ETA or its deadline. Its worker was asked.",

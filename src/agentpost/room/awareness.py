@@ -19,6 +19,8 @@ __all__ = ["Awareness", "Entry", "decode_awareness", "encode_awareness"]
 MAX_STATE_BYTES: Final = 1024
 _MOST_CLIENTS: Final = 4096
 _EXPIRES_AFTER_MS: Final = 90_000
+# The end of the year 9999: what is beyond is no time.
+_LAST_TIME_MS: Final = 253_402_300_800_000
 
 
 class Entry(NamedTuple):
@@ -146,7 +148,9 @@ class Awareness:
 
     def _hold(self, entry: Entry, node_id: str) -> None:
         self._held[entry.client] = _Held(entry, node_id, self._clock.monotonic_ms())
-        self._presence.heard(node_id)
+        said_ms = (entry.state or {}).get("heartbeatAt")
+        is_time = type(said_ms) is int and 0 <= said_ms < _LAST_TIME_MS and node_id != self._node_id
+        self._presence.heard(node_id, said_ms=said_ms if is_time else None)
 
     def _drop(self, client: int) -> None:
         node_id = self._held.pop(client).node_id

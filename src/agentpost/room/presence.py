@@ -5,6 +5,7 @@ only when it changes. A heartbeat counts from when it was heard here: another ma
 when the time of day is set on this one, nobody has been silent for longer or shorter because of that.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,6 +20,8 @@ DEGRADED_AFTER_MS: Final = 30_000
 OFFLINE_AFTER_MS: Final = 90_000
 # Less than this is drift, and the next heartbeat makes up for it.
 _STEP_MS: Final = 1_000
+_BEATS_COMPARED: Final = 3
+_FEWEST_BEATS: Final = 2
 
 
 class StatusChange(Struct, frozen=True, kw_only=True):
@@ -39,8 +42,10 @@ class Presence:
         self._heard: dict[str, int] = {}
         self._seen: dict[str, int] = {}
         self._told: dict[str, NodeStatus] = {}
+        # What the last heartbeats of each node said the time was, less the monotonic time when they came.
+        self._said: dict[str, deque[int]] = {}
         self._version = 0
-        self._ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        self._ahead_ms = self._compared_ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
 
     @property
     def version(self) -> int:
@@ -51,8 +56,12 @@ class Presence:
             self._version += 1
         return self._version
 
-    def heard(self, node_id: str) -> None:
-        """A heartbeat of this node has arrived, or been made here."""
+    def heard(self, node_id: str, *, said_ms: int | None = None) -> None:
+        """A heartbeat of this node has arrived, or been made here. `said_ms` is the time that it says it is there."""
+        if said_ms is not None:
+            self._forget_clocks_if_set()
+            said = self._said.setdefault(node_id, deque(maxlen=_BEATS_COMPARED))
+            said.append(said_ms - self._clock.monotonic_ms())
         self._heard[node_id] = self._seen[node_id] = self._clock.monotonic_ms()
         self._version += 1
 
@@ -60,6 +69,27 @@ class Presence:
         """The node said goodbye, or was cut off."""
         if self._heard.pop(node_id, None) is not None:
             self._version += 1
+
+    def clocks_ahead_ms(self) -> Mapping[str, int]:
+        """By how much the clocks of other nodes are ahead of this one's, of those whose heartbeats come.
+
+        A heartbeat takes its time to get here, and the first may have been kept for a while by a seed: of several the
+        one counts that was the quickest.
+        """
+        self._forget_clocks_if_set()
+        ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        return {
+            node_id: max(said) - ahead_ms
+            for node_id, said in self._said.items()
+            if len(said) >= _FEWEST_BEATS and self.status_of(node_id) is not NodeStatus.OFFLINE
+        }
+
+    def _forget_clocks_if_set(self) -> None:
+        """When the own clock was set, or its machine slept, what was compared with it before says nothing any more."""
+        ahead_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        if abs(ahead_ms - self._compared_ahead_ms) > _STEP_MS:
+            self._compared_ahead_ms = ahead_ms
+            self._said.clear()
 
     def last_heard_ms(self) -> Mapping[str, int]:
         """When each node was heard last, in epoch ms of this clock as it is set now."""

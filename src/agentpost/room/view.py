@@ -4,6 +4,7 @@ Everything in the room's table was verified before it got there. A node that was
 nothing is sealed for it and nothing that it signs is believed.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -52,6 +53,10 @@ class RoomView:
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if it was not since the start."""
         return self._room.presence.last_seen_ms(node_id)
+
+    def clocks_ahead_ms(self) -> Mapping[str, int]:
+        """By how much the clocks of other gateways are ahead of this one's, of those whose heartbeats come."""
+        return self._room.presence.clocks_ahead_ms()
 
     def silent_since_ms(self, node_id: str) -> int:
         """Since when a gateway was not heard: its last word, or this gateway's own start if that is later."""

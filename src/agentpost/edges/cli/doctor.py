@@ -43,6 +43,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("proofs", lambda: _proofs_are_wanted(path)),
         _finding("seeds", lambda: _seeds_are_there(path)),
         _finding("mail", lambda: _mail_is_taken(path)),
+        _finding("clocks", lambda: _clocks_agree(path)),
         _finding("incidents", lambda: _nothing_needs_a_look(path)),
     ]
     if output is Format.JSON:
@@ -163,6 +164,27 @@ def _open_files_are_enough(path: Path) -> str:
         hint = "Set `LimitNOFILE=65536` in its systemd unit, or `ulimit -Hn 65536` as root, and start it again."
         raise Refusal(Code.UNAVAILABLE, problem, hint=hint)
     return "as many as it likes" if limit < 0 else f"up to {limit:,}"
+
+
+def _clocks_agree(path: Path) -> str:
+    try:
+        found: list[dict[str, Any]] = OperatorClient(path).get("/ansible/incidents", {"limit": 500})
+    except Refusal:
+        return "not known while no gateway runs"
+    off = [_clock_of(each["detail"]) for each in found if each["kind"] == "clock_off"]
+    if off:
+        raise Refusal(
+            Code.CONFLICT,
+            "; ".join(off),
+            hint="Set it, e.g. with `timedatectl set-ntp true`: expiries, ETAs and deadlines go by it.",
+        )
+    return "no gateway that is heard is more than 30 s off"
+
+
+def _clock_of(detail: dict[str, Any]) -> str:
+    seconds: int = detail["aheadSeconds"]
+    whose = "this gateway's clock" if detail["isOwn"] else f"the clock of {detail['nodeId']}"
+    return f"{whose} is {abs(seconds):,} s {'ahead' if seconds > 0 else 'behind'}"
 
 
 def _proofs_are_wanted(path: Path) -> str:
