@@ -11,6 +11,7 @@ from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.expiring import Expiring
 from agentpost.delivery.hub import LinkHub, OnRegressed
+from agentpost.delivery.idempotency import IdempotencyKeys
 from agentpost.delivery.incidents import Incidents, StatusDesk
 from agentpost.delivery.keeping import CursorCopy, Keeper, RoomCopies
 from agentpost.delivery.mailroom import Mailroom
@@ -73,6 +74,7 @@ class Engine:
         self.clock = clock
         self.wakeups = wakeups = Wakeups()
         self.maker = maker = EventMaker(node_id=store.node_id, clock=clock, ids=ids)
+        self.keys = IdempotencyKeys(store=store, clock=clock)
         self.sealer = Sealer(node_id=store.node_id, sealing=sealing, room=room, clock=clock, chance=chance, store=store)
         self.publisher = Publisher(
             store=store,

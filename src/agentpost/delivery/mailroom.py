@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agentpost.delivery.agents import expect_local_agent
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.glance import Glance
+from agentpost.delivery.idempotency import Keyed
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.publish import Publisher
@@ -23,10 +26,10 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType, Kind, Priority
 from agentpost.store.interface import Store
-from agentpost.store.values import BacklogItem, LedgerState, Outcome, Settlement
+from agentpost.store.values import BacklogItem, KeptAnswer, LedgerState, Outcome, Settlement
 from agentpost.world import Clock
 
-__all__ = ["Answered", "InboxLine", "InboxMessage", "Mailroom"]
+__all__ = ["Answered", "InboxLine", "InboxMessage", "Mailroom", "answered_before"]
 
 _LONGEST_SUBJECT: Final = 1_000
 
@@ -132,14 +135,19 @@ class Mailroom:
             item = self._item(agent_id, event_id)
         return InboxMessage(line=_line(item, content, None), content=content)
 
-    async def reply(self, agent_id: str, event_id: EventId, content: Content) -> Answered:
+    async def reply(
+        self, agent_id: str, event_id: EventId, content: Content, *, keyed: Keyed | None = None
+    ) -> Answered:
         """Answer a message. One that is still open is settled by it: reply and `processed` are one transaction.
+
+        The answer to a `keyed` call is kept in that transaction.
 
         A task is not settled by a word about it: that is for `task complete` and `task fail`.
         """
         item = self._item(agent_id, event_id)
         event = decode_event(item.raw)
         reply, delivery = await self._publisher.make_reply(event, agent_id=agent_id, content=content)
+        answered = Answered(event_id=reply.event_id, corr_id=reply.corr_id, settled=True)
         settled = False
         if item.entry.state is not LedgerState.SETTLED and not isinstance(event, TaskCreateEvent):
             settlement = Settlement(
@@ -149,11 +157,14 @@ class Mailroom:
                 at_ms=self._clock.now_ms(),
                 events=(reply, self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)),
                 deliveries=(delivery,),
+                keyed=None if keyed is None else keyed.answered(answered),
             )
             settled = await carried_out(self._store.settle(settlement), then=self._tell)
         if not settled:
-            await carried_out(self._store.append((reply,), deliveries=(delivery,)), then=self._tell)
-        return Answered(event_id=reply.event_id, corr_id=reply.corr_id, settled=settled)
+            answered = replace(answered, settled=False)
+            answer = None if keyed is None else keyed.answered(answered)
+            await carried_out(self._store.append((reply,), deliveries=(delivery,), keyed=answer), then=self._tell)
+        return answered
 
     async def dismiss(self, agent_id: str, event_id: EventId) -> bool:
         """Settle a message without an answer: the agent has had it. False if it had its outcome before."""
@@ -189,6 +200,11 @@ class Mailroom:
     def _lines(self, items: Iterable[BacklogItem]) -> list[InboxLine]:
         glance = Glance(self._sealer.open)
         return [_line(item, *glance.open(decode_event(item.raw))) for item in items]
+
+
+def answered_before(kept: KeptAnswer) -> Answered:
+    """What a reply with the same idempotency key was answered."""
+    return msgspec.json.decode(kept.answer, type=Answered)
 
 
 def _line(item: BacklogItem, content: Content, problem: str | None) -> InboxLine:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
 from agentpost.delivery.gathering import Gatherer, Posting, Waiting, check_readable, message_of
+from agentpost.delivery.idempotency import Keyed
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.messages import Receipt, RecipientReceipt, SendRequest
 from agentpost.delivery.placing import NotTaken, Placement, Placer, engaged_by
@@ -33,10 +35,10 @@ from agentpost.protocol.routing import RouteRequest
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.blobs import SealedBlob
 from agentpost.store.interface import Store
-from agentpost.store.values import Appended, Incident, NamedPayload, Note, ResentLetter
+from agentpost.store.values import Appended, Incident, KeptAnswer, KeyedAnswer, NamedPayload, Note, ResentLetter
 from agentpost.world import Clock, IdMaker
 
-__all__ = ["MAX_INLINE_BYTES", "NO_ROUTE", "Publisher", "Receipt", "RecipientReceipt", "SendRequest"]
+__all__ = ["MAX_INLINE_BYTES", "NO_ROUTE", "Publisher", "Receipt", "RecipientReceipt", "SendRequest", "receipt_of"]
 
 MAX_INLINE_BYTES: Final = 256 * 1024
 NO_ROUTE: Final = "no_route"
@@ -96,18 +98,19 @@ class Publisher:
         before: Before | None = None,
         event_id: EventId | None = None,
         notes: Sequence[Note] = (),
+        keyed: Keyed | None = None,
     ) -> Receipt:
         """Publish a message of a local agent. Returns once it would survive a power loss (PIPE-3).
 
         `before` hears of the event and its recipients before anybody else can: for whoever waits for its outcome. An
         `event_id` is for whoever has to recognise the event after a crash; the outbox must not have it yet. `notes` are
-        kept in the same transaction.
+        kept in the same transaction, and so is the receipt of a `keyed` call.
 
         An agent that no gateway has gets a dead letter at once, as ROUTE-3 has it, even if it is the only recipient:
         what its sender said stays in the outbox and can be sent again when somebody owns the agent. A request that
         names nobody who exists is refused, and nothing is written (ROUTE-4 to ROUTE-7).
         """
-        if before is None and event_id is None and not notes:
+        if before is None and event_id is None and not notes and keyed is None:
             waiting = _ForReceipt(asyncio.get_running_loop().create_future())
             if self.hand_in(request, waiting) is not None:
                 return await waiting.receipt
@@ -121,7 +124,10 @@ class Publisher:
         )
         if before is not None:
             before(event.event_id, placement.to_agents)
-        (receipt,) = await self.post([(event, placement, request.content)], notes=notes)
+        placed = [(event, placement, request.content)]
+        (receipt,) = await self.post(
+            placed, notes=notes, keyed=None if keyed is None else lambda receipts: keyed.answered(receipts[0])
+        )
         return receipt
 
     def hand_in(self, request: SendRequest, waiting: Waiting) -> Posting | None:
@@ -169,8 +175,12 @@ class Publisher:
         *,
         also: Sequence[Event] = (),
         notes: Sequence[Note] = (),
+        keyed: Callable[[Sequence[Receipt]], KeyedAnswer] | None = None,
     ) -> list[Receipt]:
-        """Publish events for the agents that they were placed for, all of them, and notes, in one transaction."""
+        """Publish events for the agents that they were placed for, all of them, and notes, in one transaction.
+
+        `keyed` makes the answer that is kept with them from the receipts, which have no seq yet.
+        """
         now_ms = self._clock.now_ms()
         sealed = [(await self.seal_into(event, content), placement) for event, placement, content in placed]
         deliveries = [
@@ -187,20 +197,22 @@ class Publisher:
             change for event, placement in sealed for change in placement.endings(event, reason=NO_ROUTE, now_ms=now_ms)
         ]
         events = [event for event, _ in sealed]
-        appended = await self._append((*events, *lost, *also), deliveries, changes, notes)
-        for event, placement in sealed:
-            if placement.unroutable:
-                await self._report_unroutable(placement, event, now_ms)
-        return [
+        receipts = [
             Receipt(
                 event_id=event.event_id,
                 corr_id=event.corr_id,
-                seq=appended.first_seq + at,
+                seq=0,
                 recipients=placement.receipts(self._room, self._not_taken.counts(), now_ms=now_ms),
                 rejected=placement.rejected,
             )
-            for at, (event, placement) in enumerate(sealed)
+            for event, placement in sealed
         ]
+        answer = None if keyed is None else keyed(receipts)
+        appended = await self._append((*events, *lost, *also), deliveries, changes, notes, keyed=answer)
+        for event, placement in sealed:
+            if placement.unroutable:
+                await self._report_unroutable(placement, event, now_ms)
+        return [replace(receipt, seq=appended.first_seq + at) for at, receipt in enumerate(receipts)]
 
     async def publish(
         self,
@@ -212,13 +224,14 @@ class Publisher:
         changes: Sequence[Change] = (),
         notes: Sequence[Note] = (),
         resends: Sequence[ResentLetter] = (),
+        keyed: KeyedAnswer | None = None,
     ) -> Appended:
         """Seal the content for the event's `to_nodes` and append all of it at once. The event stands at `first_seq`.
 
         For any kind of event. `also` are events that follow it in the same transaction and are finished already.
         """
         event = await self.seal_into(event, content)
-        return await self._append((event, *also), deliveries, changes, notes, resends)
+        return await self._append((event, *also), deliveries, changes, notes, resends, keyed)
 
     async def _append(
         self,
@@ -227,6 +240,7 @@ class Publisher:
         changes: Sequence[Change],
         notes: Sequence[Note],
         resends: Sequence[ResentLetter] = (),
+        keyed: KeyedAnswer | None = None,
     ) -> Appended:
         def tell(_appended: Appended) -> None:
             self._wakeups.outbox_grew()
@@ -237,7 +251,9 @@ class Publisher:
                 self._wakeups.deliveries_moved(changes)
 
         try:
-            writing = self._store.append(events, deliveries=deliveries, changes=changes, notes=notes, resends=resends)
+            writing = self._store.append(
+                events, deliveries=deliveries, changes=changes, notes=notes, resends=resends, keyed=keyed
+            )
             return await carried_out(writing, then=tell)
         except Refusal:
             for event in events:
@@ -364,6 +380,11 @@ class Publisher:
         # A store that refused the event because of its own trouble will refuse this as well.
         with suppress(Refusal):
             await self._store.drop_blob(address)
+
+
+def receipt_of(kept: KeptAnswer) -> Receipt:
+    """The receipt that a call with the same idempotency key was given."""
+    return replace(msgspec.json.decode(kept.answer, type=Receipt), seq=kept.seq)
 
 
 def _recipients_of(event: Event) -> tuple[str, ...]:

@@ -1,22 +1,71 @@
 """The operator's client for programs that do several things at once: one pool of connections."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import msgspec
 
-from agentpost.edges.operator_client import Query, answer_of, not_utf8, seconds_for, unreached
+from agentpost.edges.operator_client import (
+    AnswerLostError,
+    Query,
+    UnreachedError,
+    answer_lost,
+    answer_of,
+    headers_for,
+    not_utf8,
+    seconds_for,
+    unreached,
+)
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["AsyncOperatorClient"]
+__all__ = ["NEVER_THERE", "AsyncOperatorClient", "until_answered"]
 
 _TIMEOUT_SECONDS: Final = 10.0
 # Only there because a URL has a host: the socket decides who answers.
 _BASE_URL: Final = "http://gateway"
 _MOST_CONNECTIONS: Final = 64
+# How long a call is repeated whose answer was lost: a gateway restarts in a few seconds.
+_PATIENCE_SECONDS: Final = 30.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+NEVER_THERE: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+    httpx.InvalidURL,
+)
+
+T = TypeVar("T")
+
+
+async def until_answered(call: Callable[[], Awaitable[T]], *, patience_seconds: float = _PATIENCE_SECONDS) -> T:
+    """What the call gives. One whose answer was lost is repeated until the time is up; it has an idempotency key.
+
+    A call that never left this machine is refused at once, unless one before it did.
+    """
+    try:
+        return await call()
+    except AnswerLostError as first:
+        lost = first
+    loop = asyncio.get_running_loop()
+    until, pause_seconds = loop.time() + patience_seconds, _FIRST_PAUSE_SECONDS
+    while loop.time() + pause_seconds < until:
+        await asyncio.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+        # The gateway may be on its way back.
+        with suppress(UnreachedError):
+            try:
+                return await call()
+            except AnswerLostError as again:
+                lost = again
+    raise lost
 
 
 class AsyncOperatorClient:
@@ -49,14 +98,26 @@ class AsyncOperatorClient:
     async def get(self, path: str, query: Query | None = None, *, wait_seconds: float = 0) -> Any:
         return await self._call("GET", path, None, query, wait_seconds)
 
-    async def post(self, path: str, body: Any = None, *, wait_seconds: float = 0) -> Any:
-        """`wait_seconds`: how much longer than usual the gateway may take, because it was asked to wait."""
-        return await self._call("POST", path, {} if body is None else body, None, wait_seconds)
+    async def post(self, path: str, body: Any = None, *, wait_seconds: float = 0, key: str | None = None) -> Any:
+        """`wait_seconds`: how much longer than usual the gateway may take, because it was asked to wait.
+
+        With an idempotency `key`, a call whose answer was lost is repeated while the gateway restarts, for 30 s.
+        """
+        said: Any = {} if body is None else body
+        if key is None:
+            return await self._call("POST", path, said, None, wait_seconds)
+        try:
+            return await until_answered(lambda: self._call("POST", path, said, None, wait_seconds, key))
+        except AnswerLostError as lost:
+            lost.hint = f"It may have been done. Repeat the call with idempotency_key={key!r}: it is done once."
+            raise
 
     async def delete(self, path: str, query: Query | None = None) -> Any:
         return await self._call("DELETE", path, None, query, 0)
 
-    async def _call(self, method: str, path: str, body: Any, query: Query | None, wait_seconds: float) -> Any:
+    async def _call(
+        self, method: str, path: str, body: Any, query: Query | None, wait_seconds: float, key: str | None = None
+    ) -> Any:
         if self._http.is_closed:
             raise Refusal(Code.UNAVAILABLE, "this client was closed")
         try:
@@ -65,12 +126,16 @@ class AsyncOperatorClient:
                 method,
                 path,
                 content=content,
-                headers=None if body is None else {"content-type": "application/json"},
+                headers=headers_for(body, key),
                 params=query,
                 timeout=_TIMEOUT_SECONDS + wait_seconds + seconds_for(content or b""),
             )
         except UnicodeEncodeError:
             raise not_utf8() from None
         except httpx.TransportError as error:
-            raise unreached(self._home, is_silent=isinstance(error, httpx.TimeoutException)) from None
+            is_silent = isinstance(error, httpx.TimeoutException)
+            # A call that only looks may be repeated in any case.
+            if isinstance(error, NEVER_THERE) or method == "GET":
+                raise unreached(self._home, is_silent=is_silent) from None
+            raise answer_lost(self._home, is_silent=is_silent) from None
         return answer_of(response.status_code, response.content)

@@ -4,6 +4,7 @@ Every command does, and most do little else: with the standard library's client 
 """
 
 import http.client
+import os
 import socket
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -12,17 +13,42 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from agentpost.protocol.backoff import RETRY_KEY_PREFIX
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["OperatorClient", "Query", "answer_of", "not_utf8", "path_of", "seconds_for", "unreached"]
+__all__ = [
+    "AnswerLostError",
+    "OperatorClient",
+    "Query",
+    "UnreachedError",
+    "answer_lost",
+    "answer_of",
+    "headers_for",
+    "new_key",
+    "new_retry_key",
+    "not_utf8",
+    "path_of",
+    "seconds_for",
+    "unreached",
+]
 
 _TIMEOUT_SECONDS: Final = 10.0
 _READ_BYTES: Final = 64 * 1024
 _SLOW_DISK_BYTES_A_SECOND: Final = 2 * 1024 * 1024
 _UNREACHED: Final = (OSError, http.client.HTTPException)
+# What a proxy answers for a gateway that it does not reach, or that did not answer it.
+_OF_A_PROXY: Final = (502, 503, 504)
 
 Query = Mapping[str, str | int | float | bool]
+
+
+class UnreachedError(Refusal):
+    """The call never left this machine: nothing was done."""
+
+
+class AnswerLostError(Refusal):
+    """The call was sent, and its answer did not arrive: the caller cannot know whether it was done."""
 
 
 class OperatorClient:
@@ -35,8 +61,9 @@ class OperatorClient:
     def get(self, path: str, query: Query | None = None) -> Any:
         return self._call("GET", path, None, query)
 
-    def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        return self._call("POST", path, body or {})
+    def post(self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None) -> Any:
+        """`key` is an idempotency key: the call can be repeated with it, and is done once."""
+        return self._call("POST", path, body or {}, key=key)
 
     def delete(self, path: str, query: Query | None = None) -> Any:
         return self._call("DELETE", path, None, query)
@@ -56,13 +83,24 @@ class OperatorClient:
         finally:
             connection.close()
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None, query: Query | None = None) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        query: Query | None = None,
+        key: str | None = None,
+    ) -> Any:
         connection = _Connection(self._home, self._timeout_seconds)
         try:
-            with connection.answer_to(method, path, body, query) as response:
+            with connection.answer_to(method, path, body, query, key) as response:
                 status, content = response.status, response.read()
         except _UNREACHED as error:
-            raise unreached(self._home, is_silent=isinstance(error, TimeoutError)) from None
+            is_silent = isinstance(error, TimeoutError)
+            # A call that only looks may be repeated in any case.
+            if not connection.is_open or method == "GET":
+                raise unreached(self._home, is_silent=is_silent) from None
+            raise answer_lost(self._home, is_silent=is_silent) from None
         finally:
             connection.close()
         return answer_of(status, content)
@@ -76,11 +114,14 @@ class _Connection(http.client.HTTPConnection):
         super().__init__("gateway", timeout=timeout_seconds)
         self._path = str(Home(home).operator_socket)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Whether a gateway was there.
+        self.is_open = False
 
     def connect(self) -> None:
         self._socket.settimeout(self.timeout)
         self._socket.connect(self._path)
         self.sock = self._socket
+        self.is_open = True
 
     def close(self) -> None:
         super().close()
@@ -90,7 +131,12 @@ class _Connection(http.client.HTTPConnection):
         self._socket.settimeout(None)
 
     def answer_to(
-        self, method: str, path: str, body: dict[str, Any] | None, query: Query | None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        query: Query | None,
+        key: str | None = None,
     ) -> http.client.HTTPResponse:
         try:
             url = path if not query else f"{path}?{urlencode({name: _spelled(value) for name, value in query.items()})}"
@@ -99,8 +145,28 @@ class _Connection(http.client.HTTPConnection):
             raise not_utf8() from None
         if content is not None:
             self.timeout = (self.timeout or 0) + seconds_for(content)
-        self.request(method, url, content, {} if body is None else {"content-type": "application/json"})
+        self.request(method, url, content, headers_for(body, key))
         return self.getresponse()
+
+
+def headers_for(body: object, key: str | None) -> dict[str, str]:
+    """The headers of a call with this body and this idempotency key."""
+    headers = {} if body is None else {"content-type": "application/json"}
+    if key is None:
+        return headers
+    if not key.isascii() or not key.isprintable():
+        raise Refusal(Code.INVALID_FIELD, "an idempotency key has printable ASCII characters", field="idempotencyKey")
+    return headers | {"idempotency-key": key}
+
+
+def new_key() -> str:
+    """An idempotency key for a call that a person may repeat."""
+    return os.urandom(16).hex()
+
+
+def new_retry_key() -> str:
+    """An idempotency key for the retries of one call; a gateway forgets it within minutes."""
+    return RETRY_KEY_PREFIX + new_key()
 
 
 def seconds_for(content: bytes) -> float:
@@ -136,11 +202,21 @@ def not_utf8() -> Refusal:
 def unreached(home: Path, *, is_silent: bool) -> Refusal:
     """Nobody answered: there is no gateway, or one that is silent."""
     if is_silent:
-        return Refusal(Code.UNAVAILABLE, f"the gateway of {home} does not answer")
-    return Refusal(
+        return UnreachedError(Code.UNAVAILABLE, f"the gateway of {home} does not answer")
+    return UnreachedError(
         Code.UNAVAILABLE,
         f"no gateway runs in {home}",
         hint="Start it with `agentpost up`, or name another home with --home.",
+    )
+
+
+def answer_lost(home: Path, *, is_silent: bool) -> Refusal:
+    """The call was sent, and no answer came: the gateway was stopped, or is silent."""
+    how = "does not answer" if is_silent else "is gone and did not answer"
+    return AnswerLostError(
+        Code.UNAVAILABLE,
+        f"the gateway of {home} {how}",
+        hint="It may have done what was asked. Look with `agentpost status` before you repeat the call.",
     )
 
 
@@ -150,7 +226,8 @@ def answer_of(status: int, content: bytes) -> Any:
         answer = msgspec.json.decode(content)
         error = None if _is_success(status) else answer["error"]
     except (msgspec.DecodeError, TypeError, KeyError):
-        raise Refusal(Code.UNAVAILABLE, f"what answered is not a gateway (HTTP status {status})") from None
+        kind = AnswerLostError if status in _OF_A_PROXY else Refusal
+        raise kind(Code.UNAVAILABLE, f"what answered is not a gateway (HTTP status {status})") from None
     if error is None:
         return answer
     raise Refusal(Code(error["code"]), error["message"], field=error.get("field"), hint=error.get("hint"))

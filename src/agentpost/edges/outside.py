@@ -26,7 +26,8 @@ from agentpost.auth.external.proofs import USE_NONCE, body_hash
 from agentpost.auth.external.scopes import operations_of
 from agentpost.auth.external.wire import REFRESH_PREFIX, SessionGrant
 from agentpost.auth.signing import from_text, to_text
-from agentpost.edges.operator_client import answer_of
+from agentpost.edges.async_operator_client import NEVER_THERE, until_answered
+from agentpost.edges.operator_client import AnswerLostError, UnreachedError, answer_of, new_retry_key
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 from agentpost.store.home import write_private
 from agentpost.world import Clock, SystemClock
@@ -36,12 +37,7 @@ __all__ = ["Credentials", "OutsideClient"]
 _PATH: Final = "/ansible/agent/"
 _TIMEOUT_SECONDS: Final = 20.0
 _TOKEN_BYTES: Final = 32
-_NEVER_THERE: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 _STALE: Final = (Code.EXPIRED_ACCESS_TOKEN, Code.INVALID_ACCESS_TOKEN)
-
-
-class _Unreached(Refusal):
-    """The call never left this machine."""
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -117,8 +113,24 @@ class OutsideClient:
     async def call(self, operation: str, args: dict[str, Any]) -> dict[str, Any]:
         """What an operation gives."""
         wait_seconds = args.get("waitSeconds")
-        body = msgspec.json.encode({"operation": operation, "args": args})
         more_seconds = wait_seconds if isinstance(wait_seconds, int | float) else 0
+        # Only here: it brings the engine, and to accept an invite needs none of it.
+        from agentpost.edges.operations import OPERATIONS
+
+        found = OPERATIONS.get(operation)
+        if found is None or not found.is_keyed:
+            return await self._call(operation, args, more_seconds)
+        # A call whose answer was lost is repeated: with its key it is done once.
+        key = args.get("idempotencyKey") or new_retry_key()
+        keyed = args | {"idempotencyKey": key}
+        try:
+            return await until_answered(lambda: self._call(operation, keyed, more_seconds))
+        except AnswerLostError as lost:
+            lost.hint = f"Repeat the call with the idempotencyKey {key!r}: it is done once."
+            raise
+
+    async def _call(self, operation: str, args: dict[str, Any], more_seconds: float) -> dict[str, Any]:
+        body = msgspec.json.encode({"operation": operation, "args": args})
         token = self._credentials.access_token
         try:
             return (await self._invoke(body, more_seconds))["result"]
@@ -237,7 +249,7 @@ class OutsideClient:
                 )
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 problem = f"the gateway at {self._credentials.url} does not answer: {error}"
-                kind = _Unreached if isinstance(error, _NEVER_THERE) else Refusal
+                kind = UnreachedError if isinstance(error, NEVER_THERE) else AnswerLostError
                 raise kind(Code.UNAVAILABLE, problem, hint="Check the address, and whether it runs.") from None
             self._nonce = response.headers.get("dpop-nonce", self._nonce)
             if is_last or USE_NONCE not in response.headers.get("www-authenticate", ""):
@@ -288,7 +300,7 @@ def _is_begun(file: Path, wanted: Credentials) -> bool:
 
 def _is_definite(error: BaseException) -> bool:
     """Whether nothing can have come of a call that ended so."""
-    if isinstance(error, _Unreached):
+    if isinstance(error, UnreachedError):
         return True
     return isinstance(error, Refusal) and MEANINGS[error.code].status < 500
 

@@ -19,7 +19,11 @@ __all__ = [
     "SENDER_RESEND",
     "DISPATCH_RETRY",
     "MAILBOX_RETRY",
+    "RETRY_KEY_PREFIX",
 ]
+
+# How an idempotency key begins that a client makes for its own retries of a call.
+RETRY_KEY_PREFIX: Final = "retry_"
 
 # Beyond this a float no longer counts in ones; no schedule gets near it.
 _MAX_EXPONENT: Final = 2**53

@@ -32,6 +32,7 @@ class Code(StrEnum):
     INVALID_TRANSITION = "invalid_transition"
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     SEQUENCE_GAP = "sequence_gap"
     EPOCH_MISMATCH = "epoch_mismatch"
 
@@ -141,6 +142,11 @@ MEANINGS: Final[dict[Code, Meaning]] = {
     ),
     Code.NOT_FOUND: Meaning(404, "Nothing has that id, name or path here.", "Check the id; it may have been pruned."),
     Code.CONFLICT: Meaning(409, "It contradicts what is already so.", "Read the current state and decide again."),
+    Code.IDEMPOTENCY_KEY_REUSED: Meaning(
+        422,
+        "The idempotency key belongs to another call of this agent, which said something else.",
+        "Use a new key for a new call. Use the same key only to repeat a call exactly.",
+    ),
     Code.SEQUENCE_GAP: Meaning(
         409, "Events between the cursor and these are missing.", "Send the missing events first, from the cursor on."
     ),

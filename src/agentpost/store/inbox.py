@@ -12,6 +12,7 @@ from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes
 from agentpost.store.desk import rule
+from agentpost.store.idempotency import expect_unused, keep_answer
 from agentpost.store.mirrors import keep_mirror
 from agentpost.store.payload_names import name_events
 from agentpost.store.queries import SQL
@@ -284,10 +285,12 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[bool | Re
             answers.append(False)
             continue
         try:
-            tx.append(each.events, each.deliveries)
+            expect_unused(tx, each.keyed)
+            appended = tx.append(each.events, each.deliveries)
         except Refusal as refusal:
             answers.append(refusal)
             continue
+        keep_answer(tx, each.keyed, appended.first_seq)
         known[pair] = True
         closed.append(each)
         answers.append(True)

@@ -26,6 +26,8 @@ from agentpost.store.values import (
     InboxPosition,
     Incident,
     Invite,
+    KeptAnswer,
+    KeyedAnswer,
     KnownNode,
     LedgerEntry,
     LocalAgent,
@@ -75,13 +77,19 @@ class Store(ExternalStore, Protocol):
         notes: Sequence[Note] = (),
         incidents: Sequence[Incident] = (),
         resends: Sequence[ResentLetter] = (),
+        keyed: KeyedAnswer | None = None,
     ) -> Awaitable[Appended]:
         """Give the events the next places in the outbox, with the deliveries they start and the changes they make.
 
         Each event also becomes the next one in the stream of every gateway that its `to_nodes` name. The notes are kept
         and the incidents raised in the same transaction. `resends` are dead letters that the events replace: if one of
-        them is none any more, or was sent again already, all of it is refused with `conflict`.
+        them is none any more, or was sent again already, all of it is refused with `conflict`. The `keyed` answer is
+        kept; if the agent has used that key before, all of it is refused with `idempotency_key_reused`.
         """
+        ...
+
+    def kept_answer(self, agent_id: str, key: bytes) -> KeptAnswer | None:
+        """What a call of the agent with this idempotency key (its sha256) was answered; it may have expired."""
         ...
 
     def head(self) -> Head: ...

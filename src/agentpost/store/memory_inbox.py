@@ -201,6 +201,8 @@ class MemoryInbox(MemoryOutbox):
         entry = rules.expect_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
         if entry.state is LedgerState.SETTLED:
             return False
+        self._expect_unused(settlement.keyed)
+        first_seq = self.head().seq + 1
         stored, places = self._stored(settlement.events)
         added = self._added(settlement.deliveries, places)
         book = self._folded(settlement.events, stored)
@@ -217,6 +219,7 @@ class MemoryInbox(MemoryOutbox):
                 error=settlement.error,
             )
         )
+        self._keep_answer(settlement.keyed, first_seq)
         return True
 
     async def settle_all(self, settlements: Sequence[Settlement]) -> list[bool]:

@@ -19,6 +19,8 @@ from agentpost.store.values import (
     Appended,
     Head,
     Incident,
+    KeptAnswer,
+    KeyedAnswer,
     Note,
     OutboxSlice,
     ResentLetter,
@@ -44,6 +46,8 @@ class MemoryOutbox(MemoryTasks):
         self._dead_letter_events: dict[EventId, StoredEvent] = {}
         self._streams = MemoryStreams()
         self._places: dict[EventId, int] = {}
+        # By agent and hash of the idempotency key.
+        self._answers: dict[tuple[str, bytes], KeptAnswer] = {}
 
     @property
     def node_id(self) -> str:
@@ -62,8 +66,10 @@ class MemoryOutbox(MemoryTasks):
         notes: Sequence[Note] = (),
         incidents: Sequence[Incident] = (),
         resends: Sequence[ResentLetter] = (),
+        keyed: KeyedAnswer | None = None,
     ) -> Appended:
         self._check_open()
+        self._expect_unused(keyed)
         self._check_notes(notes)
         stored, places = self._stored(events)
         added = self._added(deliveries, places)
@@ -78,7 +84,23 @@ class MemoryOutbox(MemoryTasks):
         self._keep_notes(notes)
         for incident in incidents:
             self._raise(incident)
+        self._keep_answer(keyed, first_seq)
         return Appended(first_seq=first_seq, last_seq=self.head().seq)
+
+    def kept_answer(self, agent_id: str, key: bytes) -> KeptAnswer | None:
+        self._check_open()
+        return self._answers.get((agent_id, key))
+
+    def _expect_unused(self, keyed: KeyedAnswer | None) -> None:
+        kept = None if keyed is None else self._answers.get((keyed.agent_id, keyed.key))
+        if keyed is not None and kept is not None and kept.expires_at_ms > keyed.at_ms:
+            raise rules.key_taken()
+
+    def _keep_answer(self, keyed: KeyedAnswer | None, seq: int) -> None:
+        if keyed is not None:
+            self._answers[keyed.agent_id, keyed.key] = KeptAnswer(
+                request=keyed.request, answer=keyed.answer, seq=seq, expires_at_ms=keyed.expires_at_ms
+            )
 
     def _stored(self, events: Sequence[Event]) -> tuple[list[StoredEvent], dict[EventId, int]]:
         """The events as they will stand in the outbox, and where."""

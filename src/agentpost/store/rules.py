@@ -56,6 +56,7 @@ __all__ = [
     "expect_open_entry",
     "inbox_watermark",
     "is_urgent",
+    "key_taken",
     "mirror_slice",
     "move_deliveries",
     "never_accepted",
@@ -166,6 +167,11 @@ def not_resendable(letter: ResentLetter) -> Refusal:
         Code.CONFLICT,
         f"{letter.event_id} to {letter.to_agent_id} is no dead letter, or was sent again already",
     )
+
+
+def key_taken() -> Refusal:
+    """The answer to a call whose idempotency key another call has used."""
+    return Refusal(Code.IDEMPOTENCY_KEY_REUSED, "another call has used this idempotency key", field="idempotencyKey")
 
 
 def check_acceptance(batch: Acceptance, cursor: Cursor | None) -> None:

@@ -25,6 +25,7 @@ from agentpost.store import (
     auditing,
     compaction,
     deliveries,
+    idempotency,
     inbox,
     incidents,
     notes,
@@ -55,6 +56,8 @@ from agentpost.store.values import (
     Head,
     InboxPosition,
     Incident,
+    KeptAnswer,
+    KeyedAnswer,
     LedgerEntry,
     LocalAgent,
     Note,
@@ -158,13 +161,17 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
         notes: Sequence[Note] = (),
         incidents: Sequence[Incident] = (),
         resends: Sequence[ResentLetter] = (),
+        keyed: KeyedAnswer | None = None,
     ) -> "asyncio.Future[Appended]":
-        if not (changes or notes or incidents or resends):
+        if not (changes or notes or incidents or resends or keyed):
             return self._writer.append(events, deliveries)
         return self._writer.submit(
-            lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents, resends),
+            lambda tx: _append_and_change(tx, events, deliveries, changes, notes, incidents, resends, keyed),
             size=len(events) + len(changes) + len(notes) + len(incidents) + len(resends),
         )
+
+    def kept_answer(self, agent_id: str, key: bytes) -> KeptAnswer | None:
+        return idempotency.kept_answer(self._reader(), agent_id, key)
 
     def head(self) -> Head:
         return outbox.head(self._reader())
@@ -535,8 +542,11 @@ def _append_and_change(
     changed_notes: Sequence[Note],
     raised: Sequence[Incident],
     resends: Sequence[ResentLetter],
+    keyed: KeyedAnswer | None,
 ) -> Appended:
+    idempotency.expect_unused(tx, keyed)
     appended = tx.append(events, new)
+    idempotency.keep_answer(tx, keyed, appended.first_seq)
     places = {event.event_id: seq for seq, event in enumerate(events, appended.first_seq)}
     orphans = deliveries.apply_changes(tx, changes, places)
     if orphans:

@@ -29,6 +29,8 @@ __all__ = [
     "Incident",
     "InboxPosition",
     "Invite",
+    "KeptAnswer",
+    "KeyedAnswer",
     "KnownNode",
     "LedgerEntry",
     "LedgerState",
@@ -241,6 +243,30 @@ class ResentLetter(Struct, frozen=True, kw_only=True):
     resent_as: EventId
 
 
+class KeyedAnswer(Struct, frozen=True, kw_only=True):
+    """What a call with an idempotency key is answered, kept in the transaction of what it writes.
+
+    `key` and `request` are sha256: of the key, and of all that the call says. An agent has one answer for each key
+    until `expires_at_ms`.
+    """
+
+    agent_id: str
+    key: bytes
+    request: bytes
+    answer: bytes
+    at_ms: int
+    expires_at_ms: int
+
+
+class KeptAnswer(Struct, frozen=True, kw_only=True):
+    """A kept answer. `seq` is the place of the first event that the call appended."""
+
+    request: bytes
+    answer: bytes
+    seq: int
+    expires_at_ms: int
+
+
 class Settlement(Struct, frozen=True, kw_only=True):
     """The end of one (event, agent): the outcome, the events that tell of it, and their own deliveries.
 
@@ -255,6 +281,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     deliveries: tuple[Delivery, ...] = ()
     error: str | None = None
+    keyed: KeyedAnswer | None = None
 
 
 class Cursor(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,11 @@ agents has to do is one task for each of them (`each`), all of them in one trans
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agentpost.delivery.idempotency import Keyed
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.placing import Placement
 from agentpost.delivery.ports import Content
@@ -27,10 +29,10 @@ from agentpost.protocol.taskbook import TaskRecord
 from agentpost.protocol.tasks import TaskState
 from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
-from agentpost.store.values import Note
+from agentpost.store.values import KeptAnswer, Note
 from agentpost.world import Clock, IdMaker
 
-__all__ = ["NewTask", "NotesOf", "Offered", "Offering", "why_offer_ended"]
+__all__ = ["NewTask", "NotesOf", "Offered", "Offering", "Said", "offered_before", "why_offer_ended"]
 
 # Nothing is known any more of what became of the offer: it ended so long ago, or its dead letters were purged.
 _FORGOTTEN: Final = "forgotten"
@@ -67,6 +69,13 @@ class Offered(Struct, frozen=True, kw_only=True, rename="camel"):
     receipt: Receipt
 
 
+class Said(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What is kept of a move that was said with an idempotency key."""
+
+    task_id: TaskId
+    event_id: EventId
+
+
 class Offering:
     def __init__(
         self,
@@ -87,16 +96,18 @@ class Offering:
         self._ids = ids
         self._clock = clock
 
-    async def create(self, task: NewTask, *, notes: NotesOf | None = None) -> Offered:
+    async def create(self, task: NewTask, *, notes: NotesOf | None = None, keyed: Keyed | None = None) -> Offered:
         """Offer a task. Returns once it would survive a power loss.
 
         `notes` gets the task by agent, and gives what is kept of it in the same transaction.
         """
         placement, content = await self._placed(task)
-        (offered,) = await self._post(task, [placement], content, notes)
+        (offered,) = await self._post(task, [placement], content, notes, keyed)
         return offered
 
-    async def create_each(self, task: NewTask, *, notes: NotesOf | None = None) -> list[Offered]:
+    async def create_each(
+        self, task: NewTask, *, notes: NotesOf | None = None, keyed: Keyed | None = None
+    ) -> list[Offered]:
         """The same task for each of its targets, which all have to do it: one for each, in one transaction.
 
         `notes` gets the tasks by agent, and gives what is kept of them in the same transaction.
@@ -107,6 +118,7 @@ class Offering:
             [Placement.of((each,), rejected=(), room=everyone.room) for each in everyone.recipients],
             content,
             notes,
+            keyed,
         )
 
     async def offer_again(self, record: TaskRecord, to_agents: Sequence[str]) -> Receipt:
@@ -141,7 +153,7 @@ class Offering:
         (receipt,) = await self._publisher.post([(event, placement, content)], also=told)
         return receipt
 
-    async def cancel(self, record: TaskRecord) -> EventId:
+    async def cancel(self, record: TaskRecord, *, keyed: Keyed | None = None) -> EventId:
         """Take back a task of this gateway, in the name of its requester: nobody can say anything of it any more.
 
         An agent that is busy with it may not hear of that before it has done the work; the result is refused then.
@@ -153,7 +165,8 @@ class Offering:
                 hint="Only the gateway of its requester cancels it.",
             )
         told = cancellation(self._maker, record, self._who_had(record))
-        await self._publisher.publish(told, content=Content())
+        answer = None if keyed is None else keyed.answered(Said(task_id=record.task_id, event_id=told.event_id))
+        await self._publisher.publish(told, content=Content(), keyed=answer)
         return told.event_id
 
     def why_ended(self, record: TaskRecord) -> str | None:
@@ -188,7 +201,12 @@ class Offering:
         return placement, Content(title=task.title, description=task.description, context=task.input)
 
     async def _post(
-        self, task: NewTask, placements: Sequence[Placement], content: Content, notes: NotesOf | None = None
+        self,
+        task: NewTask,
+        placements: Sequence[Placement],
+        content: Content,
+        notes: NotesOf | None = None,
+        keyed: Keyed | None = None,
     ) -> list[Offered]:
         events = [self._event(task, placement) for placement in placements]
         # Tasks for several agents that belong together are one conversation.
@@ -198,11 +216,19 @@ class Offering:
             (event, placement, content) for event, placement in zip(events, placements, strict=True)
         ]
         by_agent = {agent_id: event.payload.task_id for event in events for agent_id in event.payload.to_agents}
-        receipts = await self._publisher.post(placed, notes=() if notes is None else notes(by_agent))
-        return [
-            Offered(task_id=event.payload.task_id, receipt=receipt)
-            for event, receipt in zip(events, receipts, strict=True)
-        ]
+
+        def offered(receipts: Sequence[Receipt]) -> list[Offered]:
+            return [
+                Offered(task_id=event.payload.task_id, receipt=receipt)
+                for event, receipt in zip(events, receipts, strict=True)
+            ]
+
+        receipts = await self._publisher.post(
+            placed,
+            notes=() if notes is None else notes(by_agent),
+            keyed=None if keyed is None else lambda receipts: keyed.answered(offered(receipts)),
+        )
+        return offered(receipts)
 
     def _event(self, task: NewTask, placement: Placement) -> TaskCreateEvent:
         named = task.required_capabilities
@@ -227,6 +253,12 @@ class Offering:
                 required_by=task.required_by,
             ),
         )
+
+
+def offered_before(kept: KeptAnswer) -> list[Offered]:
+    """The tasks that a call with the same idempotency key created."""
+    found = msgspec.json.decode(kept.answer, type=list[Offered])
+    return [replace(each, receipt=replace(each.receipt, seq=kept.seq + at)) for at, each in enumerate(found)]
 
 
 def why_offer_ended(record: TaskRecord, offers: Sequence[Delivery]) -> str | None:

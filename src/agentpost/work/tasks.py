@@ -8,11 +8,14 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.glance import Glance
+from agentpost.delivery.idempotency import Keyed
 from agentpost.delivery.ports import Content
 from agentpost.delivery.task_moves import Move
 from agentpost.protocol.codec import decode_event
@@ -28,8 +31,8 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.payloads import AckType, Kind
 from agentpost.protocol.taskbook import TaskRecord, Verdict
-from agentpost.store.values import LedgerState, Outcome, Settlement, TasksRebuilt
-from agentpost.work.offering import NewTask, NotesOf, Offered, Offering
+from agentpost.store.values import KeptAnswer, LedgerState, Outcome, Settlement, TasksRebuilt
+from agentpost.work.offering import NewTask, NotesOf, Offered, Offering, Said, offered_before
 
 __all__ = ["Moved", "Role", "TaskLine", "TaskStep", "TaskView", "Tasks"]
 
@@ -89,6 +92,7 @@ class Tasks:
         self._store = engine.store
         self._engine = engine
         self._moves = engine.task_moves
+        self._keys = engine.keys
         self.offering = Offering(
             store=engine.store,
             publisher=engine.publisher,
@@ -99,13 +103,24 @@ class Tasks:
             clock=engine.clock,
         )
 
-    async def create(self, task: NewTask) -> Offered:
-        """Offer a task: to the agents it names, or to whoever has the capabilities. The first claim wins."""
-        return await self.offering.create(task)
+    async def create(self, task: NewTask, *, key: str | None = None) -> Offered:
+        """Offer a task: to the agents it names, or to whoever has the capabilities. The first claim wins.
 
-    async def create_each(self, task: NewTask, *, notes: NotesOf | None = None) -> list[Offered]:
+        The same `key` (an idempotency key) gives the same task.
+        """
+        keyed = self._keys.of(task.requester_agent_id, key, "tasks.create", _said_of(task))
+        return await self._keys.once(
+            keyed, lambda: self.offering.create(task, keyed=keyed), again=lambda kept: offered_before(kept)[0]
+        )
+
+    async def create_each(
+        self, task: NewTask, *, notes: NotesOf | None = None, key: str | None = None
+    ) -> list[Offered]:
         """One such task for each target, for work that all of them have to do."""
-        return await self.offering.create_each(task, notes=notes)
+        keyed = self._keys.of(task.requester_agent_id, key, "tasks.create_each", _said_of(task))
+        return await self._keys.once(
+            keyed, lambda: self.offering.create_each(task, notes=notes, keyed=keyed), again=offered_before
+        )
 
     def list(
         self,
@@ -169,17 +184,22 @@ class Tasks:
         eta_seconds: int | None = None,
         eta_at: str | None = None,
         plan_summary: str | None = None,
+        key: str | None = None,
     ) -> Moved:
         """Accept a task, with when it will be done (TASK-2). Where others were asked too, the verdict comes later."""
-        record = self._expect_local(task_id, agent_id)
-        move = await self._moves.accept(
-            record, agent_id, eta_seconds=eta_seconds, eta_at=eta_at, plan_summary=plan_summary
-        )
-        # The offer is dealt with: from here on the task itself says how it goes.
-        await self._append(record, agent_id, move)
-        after = self.get(task_id)
-        claim = after.claim_of(agent_id)
-        return self._moved(after, move, None if claim is None else claim.verdict)
+        said = (task_id, eta_seconds, eta_at, plan_summary)
+        keyed = self._keys.of(agent_id, key, "tasks.claim", said)
+
+        async def claim() -> Moved:
+            record = self._expect_local(task_id, agent_id)
+            move = await self._moves.accept(
+                record, agent_id, eta_seconds=eta_seconds, eta_at=eta_at, plan_summary=plan_summary
+            )
+            # The offer is dealt with: from here on the task itself says how it goes.
+            await self._append(record, agent_id, move, keyed=keyed)
+            return self._moved(task_id, move.event.event_id, claimed_by=agent_id)
+
+        return await self._keys.once(keyed, claim, again=lambda kept: self._moved_before(kept, claimed_by=agent_id))
 
     async def update(
         self,
@@ -192,22 +212,24 @@ class Tasks:
         revised_eta_seconds: int | None = None,
         note: str | None = None,
         notify: bool = False,
+        key: str | None = None,
     ) -> Moved:
         """Say how it goes (TASK-3). With `notify` the requester gets it as mail, else it stands in the task."""
-        if revised_eta_seconds is not None:
-            revised_eta_at = self._moves.eta_at(revised_eta_seconds, field="revisedEtaSeconds")
-        record = self._expect_local(task_id, agent_id)
-        move = await self._moves.update(
-            record,
-            agent_id,
-            status=status,
-            progress=progress,
-            revised_eta_at=revised_eta_at,
-            note=note,
-            notify=notify,
-        )
-        await self._append(record, agent_id, move, closes_offer=False)
-        return self._moved(self.get(task_id), move)
+        said = (task_id, status, progress, revised_eta_at, revised_eta_seconds, note, notify)
+        keyed = self._keys.of(agent_id, key, "tasks.update", said)
+
+        async def update() -> Moved:
+            until = revised_eta_at
+            if revised_eta_seconds is not None:
+                until = self._moves.eta_at(revised_eta_seconds, field="revisedEtaSeconds")
+            record = self._expect_local(task_id, agent_id)
+            move = await self._moves.update(
+                record, agent_id, status=status, progress=progress, revised_eta_at=until, note=note, notify=notify
+            )
+            await self._append(record, agent_id, move, closes_offer=False, keyed=keyed)
+            return self._moved(task_id, move.event.event_id)
+
+        return await self._keys.once(keyed, update, again=self._moved_before)
 
     async def complete(
         self,
@@ -219,47 +241,76 @@ class Tasks:
         result_ref: str | None = None,
         installed_version: str | None = None,
         installed_at: str | None = None,
+        key: str | None = None,
     ) -> Moved:
         """End a task well (TASK-4). The requester always hears of it (TASK-7)."""
-        record = self._expect_local(task_id, agent_id)
-        move = await self._moves.complete(
-            record,
-            agent_id,
-            result_summary=result_summary,
-            output=output,
-            result_ref=result_ref,
-            installed_version=installed_version,
-            installed_at=installed_at,
-        )
-        await self._append(record, agent_id, move)
-        return self._moved(self.get(task_id), move)
+        said = (task_id, result_summary, output, result_ref, installed_version, installed_at)
+        keyed = self._keys.of(agent_id, key, "tasks.complete", said)
 
-    async def fail(self, task_id: str, agent_id: str, *, failure_class: str, error_summary: str) -> Moved:
-        """End a task badly (TASK-4). The requester always hears of it (TASK-7)."""
-        record = self._expect_local(task_id, agent_id)
-        move = await self._moves.fail(record, agent_id, failure_class=failure_class, error_summary=error_summary)
-        await self._append(record, agent_id, move)
-        return self._moved(self.get(task_id), move)
-
-    async def cancel(self, task_id: str, agent_id: str) -> Moved:
-        """Take a task back that is not over; only who asked for it can. What its worker says later is refused."""
-        record = self._expect_local(task_id, agent_id)
-        if record.requester_agent_id != agent_id:
-            raise Refusal(
-                Code.INVALID_TRANSITION,
-                f"task {record.task_id} was asked for by {record.requester_agent_id}",
-                hint="Only its requester cancels a task; who has it can fail it.",
+        async def complete() -> Moved:
+            record = self._expect_local(task_id, agent_id)
+            move = await self._moves.complete(
+                record,
+                agent_id,
+                result_summary=result_summary,
+                output=output,
+                result_ref=result_ref,
+                installed_version=installed_version,
+                installed_at=installed_at,
             )
-        event_id = await self.offering.cancel(record)
-        self._engine.wakeups.tasks_moved([record.task_id])
-        return Moved(task_id=record.task_id, event_id=event_id, state="canceled")
+            await self._append(record, agent_id, move, keyed=keyed)
+            return self._moved(task_id, move.event.event_id)
+
+        return await self._keys.once(keyed, complete, again=self._moved_before)
+
+    async def fail(
+        self, task_id: str, agent_id: str, *, failure_class: str, error_summary: str, key: str | None = None
+    ) -> Moved:
+        """End a task badly (TASK-4). The requester always hears of it (TASK-7)."""
+        keyed = self._keys.of(agent_id, key, "tasks.fail", (task_id, failure_class, error_summary))
+
+        async def fail() -> Moved:
+            record = self._expect_local(task_id, agent_id)
+            move = await self._moves.fail(record, agent_id, failure_class=failure_class, error_summary=error_summary)
+            await self._append(record, agent_id, move, keyed=keyed)
+            return self._moved(task_id, move.event.event_id)
+
+        return await self._keys.once(keyed, fail, again=self._moved_before)
+
+    async def cancel(self, task_id: str, agent_id: str, *, key: str | None = None) -> Moved:
+        """Take a task back that is not over; only who asked for it can. What its worker says later is refused."""
+        keyed = self._keys.of(agent_id, key, "tasks.cancel", task_id)
+
+        async def cancel() -> Moved:
+            record = self._expect_local(task_id, agent_id)
+            if record.requester_agent_id != agent_id:
+                raise Refusal(
+                    Code.INVALID_TRANSITION,
+                    f"task {record.task_id} was asked for by {record.requester_agent_id}",
+                    hint="Only its requester cancels a task; who has it can fail it.",
+                )
+            event_id = await self.offering.cancel(record, keyed=keyed)
+            self._engine.wakeups.tasks_moved([record.task_id])
+            return self._moved(task_id, event_id)
+
+        return await self._keys.once(keyed, cancel, again=self._moved_before)
 
     async def rebuild(self, *, check_only: bool = False) -> TasksRebuilt:
         """Make the tasks anew from their events, and say which were kept otherwise."""
         return await self._store.rebuild_tasks(check_only=check_only)
 
-    async def _append(self, record: TaskRecord, agent_id: str, move: Move, *, closes_offer: bool = True) -> None:
+    async def _append(
+        self,
+        record: TaskRecord,
+        agent_id: str,
+        move: Move,
+        *,
+        closes_offer: bool = True,
+        keyed: Keyed | None = None,
+    ) -> None:
         """Append a move, and close the mail that offered the task, if that is still open: one transaction."""
+        said = Said(task_id=record.task_id, event_id=move.event.event_id)
+        answer = None if keyed is None else keyed.answered(said)
         item = self._store.inbox_item(record.create_event_id, agent_id)
         offer = None if item is None or not closes_offer else decode_event(item.raw)
         settled = False
@@ -273,10 +324,12 @@ class Tasks:
                 at_ms=self._engine.clock.now_ms(),
                 events=(move.event, ack),
                 deliveries=(move.delivery,),
+                keyed=answer,
             )
             settled = await carried_out(self._store.settle(settlement), then=self._tell)
         if not settled:
-            await carried_out(self._store.append((move.event,), deliveries=(move.delivery,)), then=self._tell)
+            appending = self._store.append((move.event,), deliveries=(move.delivery,), keyed=answer)
+            await carried_out(appending, then=self._tell)
 
     def _tell(self, written: object) -> None:
         """Have what was written sent on; False is a settlement that came too late and wrote nothing."""
@@ -284,8 +337,21 @@ class Tasks:
             self._engine.wakeups.outbox_grew()
             self._engine.wakeups.timer_set()
 
-    def _moved(self, record: TaskRecord, move: Move, verdict: Verdict | None = None) -> Moved:
-        return Moved(task_id=record.task_id, event_id=move.event.event_id, state=record.state.value, verdict=verdict)
+    def _moved(self, task_id: str, event_id: EventId, *, claimed_by: str | None = None) -> Moved:
+        """A move that was said, with the task as it is now."""
+        record = self.get(task_id)
+        claim = None if claimed_by is None else record.claim_of(claimed_by)
+        return Moved(
+            task_id=record.task_id,
+            event_id=event_id,
+            state="canceled" if record.is_canceled else record.state.value,
+            verdict=None if claim is None else claim.verdict,
+        )
+
+    def _moved_before(self, kept: KeptAnswer, *, claimed_by: str | None = None) -> Moved:
+        """What a move with the same idempotency key said, with the task as it is now."""
+        said = msgspec.json.decode(kept.answer, type=Said)
+        return self._moved(said.task_id, said.event_id, claimed_by=claimed_by)
 
     def _expect_local(self, task_id: str, agent_id: str) -> TaskRecord:
         self._engine.agents.get(agent_id)
@@ -319,6 +385,11 @@ class Tasks:
             content=content,
             problem=problem,
         )
+
+
+def _said_of(task: NewTask) -> NewTask:
+    """What makes it the same task: a deadline that is counted from now is another one in every call."""
+    return replace(task, deadline_at=None)
 
 
 _SAID: Final = (TaskCreateEvent, TaskAcceptEvent, TaskUpdateEvent, TaskCompleteEvent, TaskFailedEvent)

@@ -12,8 +12,10 @@ from agentpost.edges.cli.options import (
     TIME,
     CapabilitiesOption,
     HomeOption,
+    KeyOption,
     body_of,
     expect_somebody,
+    post_once,
     seconds,
     seconds_from,
 )
@@ -97,6 +99,7 @@ def send(
             help="Wait so long for the answers, as 30s; exit 5 if one is missing, 1 if one has failed.",
         ),
     ] = None,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -106,7 +109,8 @@ def send(
     """
     expect_somebody(to, capability)
     client = OperatorClient(home_of(None, home=home))
-    receipt: dict[str, Any] = client.post(
+    receipt: dict[str, Any] = post_once(
+        client,
         "/ansible/messages",
         {
             "fromAgentId": sender or only_agent(client, said_with="--from"),
@@ -118,6 +122,7 @@ def send(
             "expectsReply": wait is not None,
             "ttlSeconds": ttl,
         },
+        key,
     )
     if wait is None:
         if output is Format.JSON:
@@ -258,6 +263,7 @@ def reply(
     event_id: Annotated[str, typer.Argument(help="The message to answer.")],
     body: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
     agent: AgentOption = None,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -265,7 +271,7 @@ def reply(
     client = OperatorClient(home_of(None, home=home))
     text = body_of(body)
     path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "reply")
-    answered: dict[str, Any] = client.post(path, {"body": text})
+    answered: dict[str, Any] = post_once(client, path, {"body": text}, key)
     if output is Format.JSON:
         print_json(answered)
     else:

@@ -4,20 +4,22 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from agentpost.edges.operator_client import not_utf8
+from agentpost.edges.operator_client import AnswerLostError, OperatorClient, new_key, not_utf8
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = [
     "TIME",
     "CapabilitiesOption",
     "HomeOption",
+    "KeyOption",
     "NodeOption",
     "body_of",
     "expect_somebody",
+    "post_once",
     "seconds",
     "seconds_from",
     "seconds_of",
@@ -43,9 +45,28 @@ HomeOption = Annotated[
 ]
 
 
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key",
+        metavar="KEY",
+        help="Repeat this call with the same key within 24h, e.g. after a timeout, and it is done once.",
+        show_default=False,
+    ),
+]
 CapabilitiesOption = Annotated[
     list[str] | None, typer.Option("--capability", help="Whoever has it, instead of --to; again for more.")
 ]
+
+
+def post_once(client: OperatorClient, path: str, body: dict[str, Any], key: str | None) -> Any:
+    """Say something that is done once for its idempotency key; without one, with a new key."""
+    key = key or new_key()
+    try:
+        return client.post(path, body, key=key)
+    except AnswerLostError as lost:
+        lost.hint = f"It may have been done. Repeat the command with --idempotency-key {key}: it is done once."
+        raise
 
 
 def expect_somebody(to: list[str] | None, capability: list[str] | None) -> None:

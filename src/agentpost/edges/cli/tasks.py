@@ -13,7 +13,9 @@ from agentpost.edges.cli.options import (
     TIME,
     CapabilitiesOption,
     HomeOption,
+    KeyOption,
     expect_somebody,
+    post_once,
     seconds,
 )
 from agentpost.edges.cli.output import (
@@ -83,6 +85,7 @@ def create(
     task_input: Annotated[
         str | None, typer.Option("--input", help="What the work begins with, as JSON.", show_default=False)
     ] = None,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -100,7 +103,7 @@ def create(
         "deadlineAt": None if deadline is None else _in(deadline),
         "input": begins_with,
     }
-    made: Any = client.post("/ansible/tasks/each" if each else "/ansible/tasks", body)
+    made: Any = post_once(client, "/ansible/tasks/each" if each else "/ansible/tasks", body, key)
     if output is Format.JSON:
         print_json(made)
         return
@@ -178,6 +181,7 @@ def claim(
     eta: Annotated[int, EtaOption],
     agent: AgentOption = None,
     plan: Annotated[str | None, typer.Option("--plan", help="How, in a sentence.", show_default=False)] = None,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -193,6 +197,7 @@ def claim(
             "planSummary": plan,
         },
         output,
+        key,
     )
 
 
@@ -208,6 +213,7 @@ def update(
     eta: Annotated[int | None, EtaOption] = None,
     status: Annotated[str, typer.Option("--status", help="A word of your own.")] = "in_progress",
     notify: Annotated[bool, typer.Option("--notify", help="Tell the requester's agent, too.")] = False,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -221,7 +227,7 @@ def update(
         "notify": notify,
         "revisedEtaSeconds": eta,
     }
-    _move(client, task_id, "update", body, output)
+    _move(client, task_id, "update", body, output, key)
 
 
 @task_app.command(epilog='Example: [bold]agentpost task complete tsk_01K… "It is built." --agent builder[/bold]')
@@ -233,6 +239,7 @@ def complete(
     data: Annotated[
         str | None, typer.Option("--data", help="What the contract asks for, as JSON.", show_default=False)
     ] = None,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -245,7 +252,7 @@ def complete(
         "resultRef": result,
         "output": made,
     }
-    _move(client, task_id, "complete", body, output)
+    _move(client, task_id, "complete", body, output, key)
 
 
 @task_app.command(
@@ -256,25 +263,27 @@ def fail(
     error: Annotated[str, typer.Argument(help="Why, in a sentence.")],
     agent: AgentOption = None,
     failure_class: Annotated[str, typer.Option("--class", help="Why, in a word that programs sort by.")] = "failed",
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """End a task badly. The requester always hears of it."""
     client = OperatorClient(home_of(None, home=home))
     body = {"agentId": agent or only_agent(client), "errorSummary": error, "failureClass": failure_class}
-    _move(client, task_id, "fail", body, output)
+    _move(client, task_id, "fail", body, output, key)
 
 
 @task_app.command(epilog="Example: [bold]agentpost task cancel tsk_01K… --agent architect[/bold]")
 def cancel(
     task_id: TaskArgument,
     agent: AgentOption = None,
+    key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Take a task back that is not over. Only who asked for it can; what its worker says later is refused."""
     client = OperatorClient(home_of(None, home=home))
-    _move(client, task_id, "cancel", {"agentId": agent or only_agent(client)}, output)
+    _move(client, task_id, "cancel", {"agentId": agent or only_agent(client)}, output, key)
 
 
 def context(
@@ -323,8 +332,10 @@ def rebuild(
         raise typer.Exit(1)
 
 
-def _move(client: OperatorClient, task_id: str, move: str, body: dict[str, Any], output: Format) -> None:
-    moved: dict[str, Any] = client.post(path_of("ansible", "tasks", task_id, move), body)
+def _move(
+    client: OperatorClient, task_id: str, move: str, body: dict[str, Any], output: Format, key: str | None
+) -> None:
+    moved: dict[str, Any] = post_once(client, path_of("ansible", "tasks", task_id, move), body, key)
     if output is Format.JSON:
         print_json(moved)
         return

@@ -17,8 +17,8 @@ from agentpost.delivery.mailroom import Answered, InboxLine, InboxMessage
 from agentpost.delivery.ports import Content
 from agentpost.delivery.publish import Receipt
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
-from agentpost.edges.http.parameters import CARRIES_CONTENT, HIGHEST_SEQ
-from agentpost.edges.operations.mail import request_of
+from agentpost.edges.http.parameters import CARRIES_CONTENT, HIGHEST_SEQ, IdempotencyKey, key_in
+from agentpost.edges.operations.mail import reply_once, request_of, send_once
 from agentpost.edges.operations.messages import Outgoing
 from agentpost.protocol.ids import EventId
 
@@ -51,9 +51,10 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
     """The routes of one gateway's mail."""
 
     @post("/ansible/messages", status_code=202, summary="Send a message", tags=["mail"], **CARRIES_CONTENT)
-    async def send(data: Annotated[NewMessage, Body()]) -> Receipt:
+    async def send(data: Annotated[NewMessage, Body()], idempotency_key: IdempotencyKey = None) -> Receipt:
         """Answered once the message is durable. It says who gets it, who of them is away, and what each has waiting."""
-        return await engine.publisher.send(request_of(engine, data.from_agent_id, data))
+        request = request_of(engine, data.from_agent_id, data)
+        return await send_once(engine, data, request, key=key_in(idempotency_key))
 
     @get("/ansible/agents/{agent_id:str}/inbox", summary="List an inbox", tags=["mail"])
     async def inbox(
@@ -78,10 +79,12 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         tags=["mail"],
         **CARRIES_CONTENT,
     )
-    async def reply(agent_id: str, event_id: str, data: Annotated[NewReply, Body()]) -> Answered:
+    async def reply(
+        agent_id: str, event_id: str, data: Annotated[NewReply, Body()], idempotency_key: IdempotencyKey = None
+    ) -> Answered:
         """Answered once the reply is durable. A message that was still open is settled by it."""
         content = Content(subject=data.subject, body=data.body, context=data.context)
-        return await engine.mailroom.reply(agent_id, EventId(event_id), content)
+        return await reply_once(engine, agent_id, EventId(event_id), content, key=key_in(idempotency_key))
 
     @post(
         "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/dismiss",

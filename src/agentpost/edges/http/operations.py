@@ -10,7 +10,7 @@ from litestar.params import Body
 from msgspec import Struct
 
 from agentpost.auth.external.scopes import SCOPES
-from agentpost.edges.http.parameters import CARRIES_CONTENT
+from agentpost.edges.http.parameters import CARRIES_CONTENT, IdempotencyKey, key_in
 from agentpost.edges.operations import Caller, Desk, run_operation
 from agentpost.gateway import Gateway
 
@@ -38,9 +38,17 @@ def operation_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         tags=["agents"],
         **CARRIES_CONTENT,
     )
-    async def operations(agent_id: str, data: Annotated[OperationCall, Body()]) -> OperationAnswer:
+    async def operations(
+        agent_id: str, data: Annotated[OperationCall, Body()], idempotency_key: IdempotencyKey = None
+    ) -> OperationAnswer:
         """Any tool of OPS-1, for one agent. Who can open the socket may call all of them."""
-        caller = Caller(agent_id=agent_id, scopes=frozenset(SCOPES), ended=asyncio.Event(), is_local=True)
+        caller = Caller(
+            agent_id=agent_id,
+            scopes=frozenset(SCOPES),
+            ended=asyncio.Event(),
+            is_local=True,
+            idempotency_key=key_in(idempotency_key),
+        )
         done = await run_operation(Desk.of(gateway), caller, data.operation, data.args)
         return OperationAnswer(operation=data.operation, result=done.result, corr_id=done.corr_id)
 

@@ -12,7 +12,7 @@ from litestar.params import Body, Parameter
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from agentpost.edges.http.parameters import CARRIES_CONTENT
+from agentpost.edges.http.parameters import CARRIES_CONTENT, IdempotencyKey, key_in
 from agentpost.edges.operations.tasks import Claim, Complete, Fail, Update
 from agentpost.gateway import Gateway
 from agentpost.store.values import TasksRebuilt
@@ -58,9 +58,9 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
     """The routes of one gateway's tasks."""
 
     @post("/ansible/tasks", status_code=202, summary="Create a task", tags=["tasks"], **CARRIES_CONTENT)
-    async def create(data: Annotated[NewTask, Body()]) -> Offered:
+    async def create(data: Annotated[NewTask, Body()], idempotency_key: IdempotencyKey = None) -> Offered:
         """Answered once the task is durable here. With several targets the first one that claims it has it."""
-        return await gateway.office.tasks.create(data)
+        return await gateway.office.tasks.create(data, key=key_in(idempotency_key))
 
     @post(
         "/ansible/tasks/each",
@@ -69,9 +69,9 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         tags=["tasks"],
         **CARRIES_CONTENT,
     )
-    async def create_each(data: Annotated[NewTask, Body()]) -> list[Offered]:
+    async def create_each(data: Annotated[NewTask, Body()], idempotency_key: IdempotencyKey = None) -> list[Offered]:
         """For work that all targets have to do: one task for each of them, in one conversation."""
-        return await gateway.office.tasks.create_each(data)
+        return await gateway.office.tasks.create_each(data, key=key_in(idempotency_key))
 
     @get("/ansible/tasks", sync_to_thread=False, summary="List tasks", tags=["tasks"])
     def list_tasks(
@@ -92,9 +92,9 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
     @post(
         "/ansible/tasks/{task_id:str}/claim", status_code=200, summary="Claim a task", tags=["tasks"], **CARRIES_CONTENT
     )
-    async def claim(task_id: str, data: Annotated[ClaimTask, Body()]) -> Moved:
+    async def claim(task_id: str, data: Annotated[ClaimTask, Body()], idempotency_key: IdempotencyKey = None) -> Moved:
         """Accept it, with an ETA. While the verdict is `pending` the work must not begin."""
-        return await gateway.office.tasks.claim(task_id, **asdict(data))
+        return await gateway.office.tasks.claim(task_id, key=key_in(idempotency_key), **asdict(data))
 
     @post(
         "/ansible/tasks/{task_id:str}/update",
@@ -103,9 +103,11 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         tags=["tasks"],
         **CARRIES_CONTENT,
     )
-    async def update(task_id: str, data: Annotated[UpdateTask, Body()]) -> Moved:
+    async def update(
+        task_id: str, data: Annotated[UpdateTask, Body()], idempotency_key: IdempotencyKey = None
+    ) -> Moved:
         """How it goes, and when it will be done if that has changed. Only who accepted it may."""
-        return await gateway.office.tasks.update(task_id, **asdict(data))
+        return await gateway.office.tasks.update(task_id, key=key_in(idempotency_key), **asdict(data))
 
     @post(
         "/ansible/tasks/{task_id:str}/complete",
@@ -114,21 +116,25 @@ def task_routes(gateway: Gateway) -> Sequence[HTTPRouteHandler]:
         tags=["tasks"],
         **CARRIES_CONTENT,
     )
-    async def complete(task_id: str, data: Annotated[CompleteTask, Body()]) -> Moved:
+    async def complete(
+        task_id: str, data: Annotated[CompleteTask, Body()], idempotency_key: IdempotencyKey = None
+    ) -> Moved:
         """The requester always hears of it. Output that breaks the contract of the capability is refused."""
-        return await gateway.office.tasks.complete(task_id, **asdict(data))
+        return await gateway.office.tasks.complete(task_id, key=key_in(idempotency_key), **asdict(data))
 
     @post(
         "/ansible/tasks/{task_id:str}/fail", status_code=200, summary="Fail a task", tags=["tasks"], **CARRIES_CONTENT
     )
-    async def fail(task_id: str, data: Annotated[FailTask, Body()]) -> Moved:
+    async def fail(task_id: str, data: Annotated[FailTask, Body()], idempotency_key: IdempotencyKey = None) -> Moved:
         """The requester always hears of it."""
-        return await gateway.office.tasks.fail(task_id, **asdict(data))
+        return await gateway.office.tasks.fail(task_id, key=key_in(idempotency_key), **asdict(data))
 
     @post("/ansible/tasks/{task_id:str}/cancel", status_code=200, summary="Cancel a task", tags=["tasks"])
-    async def cancel(task_id: str, data: Annotated[CancelTask, Body()]) -> Moved:
+    async def cancel(
+        task_id: str, data: Annotated[CancelTask, Body()], idempotency_key: IdempotencyKey = None
+    ) -> Moved:
         """Only who asked for it may, until it is over. What its worker says later is refused."""
-        return await gateway.office.tasks.cancel(task_id, data.agent_id)
+        return await gateway.office.tasks.cancel(task_id, data.agent_id, key=key_in(idempotency_key))
 
     @post("/ansible/rebuild", status_code=200, summary="Rebuild the tasks from their events", tags=["tasks"])
     async def rebuild(data: Annotated[Rebuild, Body()]) -> TasksRebuilt:

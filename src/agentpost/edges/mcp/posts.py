@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from agentpost.edges.async_operator_client import AsyncOperatorClient
 from agentpost.edges.operations import OPERATIONS
-from agentpost.edges.operator_client import path_of
+from agentpost.edges.operator_client import new_retry_key, path_of
 
 __all__ = ["LocalPost", "Post"]
 
@@ -41,10 +41,13 @@ class LocalPost:
 
     async def call(self, operation: str, args: dict[str, Any]) -> dict[str, Any]:
         wait_seconds = args.get("waitSeconds")
+        found = OPERATIONS.get(operation)
         done = await self._gateway.post(
             path_of("ansible", "agents", self.agent, "operations"),
             {"operation": operation, "args": args},
             # Whatever else it may be is the gateway's to refuse.
             wait_seconds=wait_seconds if isinstance(wait_seconds, int | float) else 0,
+            # A key that the model gives among the arguments counts instead of this one.
+            key=new_retry_key() if found is not None and found.is_keyed else None,
         )
         return done["result"]

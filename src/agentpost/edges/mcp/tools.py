@@ -8,6 +8,7 @@ import msgspec
 from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 
 from agentpost.edges.operations import OPERATIONS, Effect
+from agentpost.edges.operator_client import AnswerLostError
 from agentpost.protocol.errors import Refusal
 
 __all__ = ["refused", "result_of", "tool"]
@@ -45,7 +46,8 @@ def result_of(result: dict[str, Any]) -> CallToolResult:
 def refused(refusal: Refusal) -> CallToolResult:
     """What is wrong, and what to do next."""
     where = f" (field: {refusal.field})" if refusal.field else ""
-    text = f"{refusal.code.value}: {refusal.message}{where}. Nothing was changed. What to do: {refusal.hint}"
+    done = "It may have been done" if isinstance(refusal, AnswerLostError) else "Nothing was changed"
+    text = f"{refusal.code.value}: {refusal.message}{where}. {done}. What to do: {refusal.hint}"
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
 

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
@@ -17,9 +17,14 @@ from agentpost.work.commons import Commons
 from agentpost.work.coordination import Coordination
 from agentpost.work.tasks import Tasks
 
-__all__ = ["NOTICE", "Caller", "Desk", "Done", "Effect", "Operation", "require", "unless_ended"]
+__all__ = ["NOTICE", "Caller", "IdempotencyKey", "Desk", "Done", "Effect", "Operation", "require", "unless_ended"]
 
 T = TypeVar("T")
+
+IdempotencyKey = Annotated[
+    str | None,
+    Meta(description="A value of your choice, new for each call. Repeat a call with it, and it is done once."),
+]
 
 # Goes with the words of others, whoever reads them.
 NOTICE: Final = (
@@ -41,6 +46,8 @@ class Caller(Struct, frozen=True, kw_only=True):
     ended: asyncio.Event
     wait_seconds: float = LONGEST_WAIT_SECONDS
     is_local: bool = False
+    # Of the whole call; an argument of the operation says it as well.
+    idempotency_key: str | None = None
 
     def conversation(self, wanted: str | None) -> CorrId | None:
         """The conversation to speak in: the one that is wanted, which has to be that of the context if there is one."""
@@ -90,6 +97,11 @@ class Operation(NamedTuple):
     result: type[Struct]
     run: Callable[[Desk, Caller, Any], Awaitable[Done]]
     effect: Effect = Effect.CHANGES
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it can be repeated with an idempotency key."""
+        return "idempotency_key" in self.args.__struct_fields__
 
 
 def require(caller: Caller, *scopes: str) -> None:

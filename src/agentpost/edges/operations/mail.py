@@ -2,16 +2,16 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from agentpost.auth.external.scopes import MESSAGE_READ, STATUS_READ
 from agentpost.delivery.engine import Engine
-from agentpost.delivery.mailroom import InboxLine
+from agentpost.delivery.mailroom import Answered, InboxLine, answered_before
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
-from agentpost.delivery.publish import SendRequest
+from agentpost.delivery.publish import Receipt, SendRequest, receipt_of
 from agentpost.delivery.sealing import MOST_ANSWER_BYTES
 from agentpost.delivery.sent import SentTo, sent_message
 from agentpost.edges.operations.calling import Caller, Desk, Done, Effect, Operation, require, unless_ended
@@ -22,7 +22,7 @@ from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import LedgerState
 
-__all__ = ["MAIL", "mail_counts", "request_of"]
+__all__ = ["MAIL", "mail_counts", "reply_once", "request_of", "send_once"]
 
 _LONGEST_TTL_SECONDS: Final = 366 * 86_400
 _LONGEST_SUBJECT: Final = 120
@@ -150,12 +150,16 @@ async def _send(desk: Desk, caller: Caller, args: SendArgs) -> Done:
     if args.wait_seconds:
         # What became of it, and the words of the reply, are for who may ask for these by themselves.
         require(caller, STATUS_READ, MESSAGE_READ)
-    receipt = await desk.engine.publisher.send(
+    corr_id = caller.conversation(args.corr_id)
+    receipt = await send_once(
+        desk.engine,
+        args,
         replace(
             request_of(desk.engine, caller.agent_id, args),
-            corr_id=caller.conversation(args.corr_id),
+            corr_id=corr_id,
             expects_reply=args.expects_reply or args.wait_seconds > 0,
-        )
+        ),
+        key=args.idempotency_key or caller.idempotency_key,
     )
     deliveries: list[SentTo] = []
     if args.wait_seconds:
@@ -178,7 +182,8 @@ async def _reply(desk: Desk, caller: Caller, args: SendArgs, reply_to: str) -> D
         raise Refusal(Code.INVALID_FIELD, "a reply is not waited for", field="args.waitSeconds")
     _expect_own(desk, caller, reply_to)
     content = Content(subject=args.subject, body=args.body, context=args.context)
-    answer = await desk.engine.mailroom.reply(caller.agent_id, EventId(reply_to), content)
+    key = args.idempotency_key or caller.idempotency_key
+    answer = await reply_once(desk.engine, caller.agent_id, EventId(reply_to), content, key=key)
     return Done(Sent(event_id=answer.event_id, corr_id=answer.corr_id, settled=answer.settled), answer.corr_id)
 
 
@@ -186,6 +191,23 @@ async def _ended(engine: Engine, event_id: EventId, wait_seconds: float) -> None
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_seconds):
             await engine.outcomes.ended(event_id)
+
+
+async def send_once(engine: Engine, message: Outgoing, request: SendRequest, *, key: str | None) -> Receipt:
+    """Send a message; the receipt of before, if the agent has sent this message with this idempotency key."""
+    said: dict[str, Any] = {name: getattr(message, name) for name in Outgoing.__struct_fields__}
+    keyed = engine.keys.of(request.source_agent_id, key, "send", said | {"corr_id": request.corr_id})
+    return await engine.keys.once(keyed, lambda: engine.publisher.send(request, keyed=keyed), again=receipt_of)
+
+
+async def reply_once(
+    engine: Engine, agent_id: str, event_id: EventId, content: Content, *, key: str | None
+) -> Answered:
+    """Answer a message; the answer of before, if the agent has said this reply with this idempotency key."""
+    keyed = engine.keys.of(agent_id, key, "reply", (event_id, content))
+    return await engine.keys.once(
+        keyed, lambda: engine.mailroom.reply(agent_id, event_id, content, keyed=keyed), again=answered_before
+    )
 
 
 def request_of(engine: Engine, agent_id: str, message: Outgoing) -> SendRequest:

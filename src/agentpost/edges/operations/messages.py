@@ -9,7 +9,7 @@ from agentpost.delivery.placing import RecipientReceipt
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
 from agentpost.delivery.sent import SentTo
-from agentpost.edges.operations.calling import NOTICE
+from agentpost.edges.operations.calling import NOTICE, IdempotencyKey
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import Priority
 from agentpost.protocol.routing import Rejected
@@ -105,6 +105,7 @@ class SendArgs(Outgoing, frozen=True, kw_only=True, rename="camel", forbid_unkno
 
     reply_to: Annotated[str | None, Meta(description="The eventId of the message that this answers.")] = None
     wait_seconds: Annotated[WaitSeconds, Meta(description="Wait so long for the reply.")] = 0
+    idempotency_key: IdempotencyKey = None
 
 
 class Sent(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from agentpost.edges.operations.calling import NOTICE, Caller, Desk, Done, Effect, Operation
+from agentpost.edges.operations.calling import NOTICE, Caller, Desk, Done, Effect, IdempotencyKey, Operation
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import TaskId
 from agentpost.protocol.payloads import Priority
@@ -66,18 +66,22 @@ class Fail(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fie
 
 class ClaimArgs(Claim, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     task_id: TaskArgument
+    idempotency_key: IdempotencyKey = None
 
 
 class UpdateArgs(Update, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     task_id: TaskArgument
+    idempotency_key: IdempotencyKey = None
 
 
 class CompleteArgs(Complete, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     task_id: TaskArgument
+    idempotency_key: IdempotencyKey = None
 
 
 class FailArgs(Fail, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     task_id: TaskArgument
+    idempotency_key: IdempotencyKey = None
 
 
 class ListArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -131,6 +135,7 @@ class DelegateArgs(Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
     task_type: str | None = None
     capability_id: str | None = None
     corr_id: Annotated[str | None, Meta(description="The conversation; a new one without it.")] = None
+    idempotency_key: IdempotencyKey = None
 
 
 def _expect_task(desk: Desk, caller: Caller, task_id: str) -> TaskRecord:
@@ -173,29 +178,40 @@ def _digest(line: TaskLine) -> TaskDigest:
 
 
 async def _delegate(desk: Desk, caller: Caller, args: DelegateArgs) -> Done:
-    said: dict[str, Any] = {**asdict(args), "corr_id": caller.conversation(args.corr_id)}
-    offered = await desk.tasks.create(NewTask(requester_agent_id=caller.agent_id, **said))
+    said, key = _said(args, caller)
+    said["corr_id"] = caller.conversation(args.corr_id)
+    offered = await desk.tasks.create(NewTask(requester_agent_id=caller.agent_id, **said), key=key)
     return Done(offered, offered.receipt.corr_id)
+
+
+def _said(args: Struct, caller: Caller) -> tuple[dict[str, Any], str | None]:
+    """What an operation says, and the idempotency key that it came with."""
+    said = asdict(args)
+    return said, said.pop("idempotency_key") or caller.idempotency_key
 
 
 async def _claim(desk: Desk, caller: Caller, args: ClaimArgs) -> Done:
     record = _expect_task(desk, caller, args.task_id)
-    return Done(await desk.tasks.claim(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
+    said, key = _said(args, caller)
+    return Done(await desk.tasks.claim(agent_id=caller.agent_id, key=key, **said), record.corr_id)
 
 
 async def _update(desk: Desk, caller: Caller, args: UpdateArgs) -> Done:
     record = _expect_task(desk, caller, args.task_id)
-    return Done(await desk.tasks.update(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
+    said, key = _said(args, caller)
+    return Done(await desk.tasks.update(agent_id=caller.agent_id, key=key, **said), record.corr_id)
 
 
 async def _complete(desk: Desk, caller: Caller, args: CompleteArgs) -> Done:
     record = _expect_task(desk, caller, args.task_id)
-    return Done(await desk.tasks.complete(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
+    said, key = _said(args, caller)
+    return Done(await desk.tasks.complete(agent_id=caller.agent_id, key=key, **said), record.corr_id)
 
 
 async def _fail(desk: Desk, caller: Caller, args: FailArgs) -> Done:
     record = _expect_task(desk, caller, args.task_id)
-    return Done(await desk.tasks.fail(agent_id=caller.agent_id, **asdict(args)), record.corr_id)
+    said, key = _said(args, caller)
+    return Done(await desk.tasks.fail(agent_id=caller.agent_id, key=key, **said), record.corr_id)
 
 
 TASKS: Final[dict[str, Operation]] = {

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from agentpost.delivery.ports import Content, Engagement, ResultKind
+from agentpost.edges.operator_client import new_retry_key
 from agentpost.edges.sdk.client import Client
 from agentpost.logs import make_logs_safe
 from agentpost.protocol.errors import Code, Refusal
@@ -208,11 +209,13 @@ class Agent:
             is_meant = isinstance(problem, Failed)
             error = str(problem) if is_meant else f"{type(problem).__name__}: {problem}"
             _log.warning("%s failed: %s", task_id, error)
-            await _insist(lambda: client.tasks.fail(task_id, error, failure_class="failed" if is_meant else "error"))
+            kind, key = "failed" if is_meant else "error", new_retry_key()
+            await _insist(lambda: client.tasks.fail(task_id, error, failure_class=kind, idempotency_key=key))
         else:
             said = Content(body=reply) if isinstance(reply, str) else reply or Content()
             summary = said.result_summary or said.body or "done"
-            await _insist(lambda: client.tasks.complete(task_id, summary, output=said.output))
+            key = new_retry_key()
+            await _insist(lambda: client.tasks.complete(task_id, summary, output=said.output, idempotency_key=key))
 
     async def _is_won(self, client: Client, task_id: TaskId) -> bool:
         """Claim a task, if that is not done yet, and wait for the decision of its requester's gateway."""

@@ -76,6 +76,7 @@ class SyncClient:
         ttl_seconds: int | None = None,
         expects_reply: bool = False,
         corr_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Receipt:
         return self._wait(
             self._client.send(
@@ -87,11 +88,24 @@ class SyncClient:
                 ttl_seconds=ttl_seconds,
                 expects_reply=expects_reply,
                 corr_id=corr_id,
+                idempotency_key=idempotency_key,
             )
         )
 
-    def ask(self, to: str, body: str, *, timeout_seconds: float, subject: str | None = None) -> str | None:
-        return self._wait(self._client.ask(to, body, timeout_seconds=timeout_seconds, subject=subject))
+    def ask(
+        self,
+        to: str,
+        body: str,
+        *,
+        timeout_seconds: float,
+        subject: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str | None:
+        return self._wait(
+            self._client.ask(
+                to, body, timeout_seconds=timeout_seconds, subject=subject, idempotency_key=idempotency_key
+            )
+        )
 
     def ended(self, event_id: str, *, timeout_seconds: float) -> SentMessage:
         return self._wait(self._client.ended(event_id, timeout_seconds=timeout_seconds))
@@ -111,8 +125,18 @@ class SyncClient:
     def read(self, event_id: str, *, mark: bool = True) -> InboxMessage:
         return self._wait(self._client.read(event_id, mark=mark))
 
-    def reply(self, event_id: str, body: str, *, subject: str | None = None, context: Any = None) -> Answered:
-        return self._wait(self._client.reply(event_id, body, subject=subject, context=context))
+    def reply(
+        self,
+        event_id: str,
+        body: str,
+        *,
+        subject: str | None = None,
+        context: Any = None,
+        idempotency_key: str | None = None,
+    ) -> Answered:
+        return self._wait(
+            self._client.reply(event_id, body, subject=subject, context=context, idempotency_key=idempotency_key)
+        )
 
     def dismiss(self, event_id: str) -> bool:
         return self._wait(self._client.dismiss(event_id))

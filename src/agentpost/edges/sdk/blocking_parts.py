@@ -39,6 +39,7 @@ class SyncTaskCalls:
         priority: Priority = Priority.NORMAL,
         deadline_at: str | None = None,
         task_type: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Offered:
         return self._wait(
             self._calls.create(
@@ -50,6 +51,7 @@ class SyncTaskCalls:
                 priority=priority,
                 deadline_at=deadline_at,
                 task_type=task_type,
+                idempotency_key=idempotency_key,
             )
         )
 
@@ -62,8 +64,19 @@ class SyncTaskCalls:
     def ended(self, task_id: str, *, timeout_seconds: float) -> TaskView:
         return self._wait(self._calls.ended(task_id, timeout_seconds=timeout_seconds))
 
-    def claim(self, task_id: str, *, eta_seconds: int, plan_summary: str | None = None) -> Moved:
-        return self._wait(self._calls.claim(task_id, eta_seconds=eta_seconds, plan_summary=plan_summary))
+    def claim(
+        self,
+        task_id: str,
+        *,
+        eta_seconds: int,
+        plan_summary: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Moved:
+        return self._wait(
+            self._calls.claim(
+                task_id, eta_seconds=eta_seconds, plan_summary=plan_summary, idempotency_key=idempotency_key
+            )
+        )
 
     def update(
         self,
@@ -73,20 +86,45 @@ class SyncTaskCalls:
         note: str | None = None,
         revised_eta_seconds: int | None = None,
         notify: bool = False,
+        idempotency_key: str | None = None,
     ) -> Moved:
         return self._wait(
             self._calls.update(
-                task_id, progress=progress, note=note, revised_eta_seconds=revised_eta_seconds, notify=notify
+                task_id,
+                progress=progress,
+                note=note,
+                revised_eta_seconds=revised_eta_seconds,
+                notify=notify,
+                idempotency_key=idempotency_key,
             )
         )
 
     def complete(
-        self, task_id: str, result_summary: str, *, output: Any = None, result_ref: str | None = None
+        self,
+        task_id: str,
+        result_summary: str,
+        *,
+        output: Any = None,
+        result_ref: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Moved:
-        return self._wait(self._calls.complete(task_id, result_summary, output=output, result_ref=result_ref))
+        return self._wait(
+            self._calls.complete(
+                task_id, result_summary, output=output, result_ref=result_ref, idempotency_key=idempotency_key
+            )
+        )
 
-    def fail(self, task_id: str, error_summary: str, *, failure_class: str = "failed") -> Moved:
-        return self._wait(self._calls.fail(task_id, error_summary, failure_class=failure_class))
+    def fail(
+        self,
+        task_id: str,
+        error_summary: str,
+        *,
+        failure_class: str = "failed",
+        idempotency_key: str | None = None,
+    ) -> Moved:
+        return self._wait(
+            self._calls.fail(task_id, error_summary, failure_class=failure_class, idempotency_key=idempotency_key)
+        )
 
 
 class SyncMailbox:

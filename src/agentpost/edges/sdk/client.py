@@ -24,7 +24,7 @@ from agentpost.delivery.sent import SentMessage
 from agentpost.delivery.trace import TraceStep
 from agentpost.edges.async_operator_client import AsyncOperatorClient
 from agentpost.edges.mailbox.connecting import gateway_mailbox
-from agentpost.edges.operator_client import path_of
+from agentpost.edges.operator_client import new_retry_key, path_of
 from agentpost.edges.sdk.tasks import TaskCalls
 from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal
@@ -126,8 +126,13 @@ class Client:
         ttl_seconds: int | None = None,
         expects_reply: bool = False,
         corr_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Receipt:
-        """Send a message. When this returns it is durable, and the receipt says who of its recipients is away."""
+        """Send a message. When this returns it is durable, and the receipt says who of its recipients is away.
+
+        The same `idempotency_key` gives the same receipt for 24 hours, e.g. after this program was restarted. Without
+        one, a call whose answer was lost is repeated all the same, and the message is sent once.
+        """
         said = {
             "fromAgentId": self.agent,
             "toAgents": [to] if isinstance(to, str) else list(to),
@@ -139,15 +144,24 @@ class Client:
             "expectsReply": expects_reply,
             "corrId": corr_id,
         }
-        return msgspec.convert(await self.calls.post("/ansible/messages", said), Receipt)
+        key = idempotency_key or new_retry_key()
+        return msgspec.convert(await self.calls.post("/ansible/messages", said, key=key), Receipt)
 
-    async def ask(self, to: str, body: str, *, timeout_seconds: float, subject: str | None = None) -> str | None:
+    async def ask(
+        self,
+        to: str,
+        body: str,
+        *,
+        timeout_seconds: float,
+        subject: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str | None:
         """Send a message to one agent and wait for its reply; None if it was handled without one.
 
         A message that cannot be delivered, or that its agent could not handle, is a `Refusal` that says why. After
         `timeout_seconds` it is a `TimeoutError`; the message is on its way all the same.
         """
-        receipt = await self.send(to, body, subject=subject, expects_reply=True)
+        receipt = await self.send(to, body, subject=subject, expects_reply=True, idempotency_key=idempotency_key)
         sent = await self.ended(receipt.event_id, timeout_seconds=timeout_seconds)
         (delivery,) = sent.deliveries
         if not delivery.is_over:
@@ -193,10 +207,19 @@ class Client:
         found = await self.calls.get(self._mail(event_id), {"mark": str(mark).lower()})
         return msgspec.convert(found, InboxMessage)
 
-    async def reply(self, event_id: str, body: str, *, subject: str | None = None, context: Any = None) -> Answered:
+    async def reply(
+        self,
+        event_id: str,
+        body: str,
+        *,
+        subject: str | None = None,
+        context: Any = None,
+        idempotency_key: str | None = None,
+    ) -> Answered:
         """Answer a message. One that is still open is settled by it."""
         said = Content(subject=subject, body=body, context=context)
-        return msgspec.convert(await self.calls.post(f"{self._mail(event_id)}/reply", said), Answered)
+        key = idempotency_key or new_retry_key()
+        return msgspec.convert(await self.calls.post(f"{self._mail(event_id)}/reply", said, key=key), Answered)
 
     async def dismiss(self, event_id: str) -> bool:
         """Settle a message without an answer. False if it had its outcome before."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from agentpost.edges.async_operator_client import AsyncOperatorClient
-from agentpost.edges.operator_client import path_of
+from agentpost.edges.operator_client import new_retry_key, path_of
 from agentpost.protocol.payloads import Priority
 from agentpost.work.offering import Offered
 from agentpost.work.tasks import Moved, Role, TaskLine, TaskView
@@ -34,6 +34,7 @@ class TaskCalls:
         priority: Priority = Priority.NORMAL,
         deadline_at: str | None = None,
         task_type: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Offered:
         """Ask for work: from agents by name, or from whoever has the capabilities. The first claim has it."""
         said = {
@@ -47,7 +48,8 @@ class TaskCalls:
             "deadlineAt": deadline_at,
             "taskType": task_type,
         }
-        return msgspec.convert(await self._gateway.post("/ansible/tasks", said), Offered)
+        key = idempotency_key or new_retry_key()
+        return msgspec.convert(await self._gateway.post("/ansible/tasks", said, key=key), Offered)
 
     async def list(self, *, role: Role | None = None, only_open: bool = False, limit: int = 50) -> list[TaskLine]:
         """The tasks that concern the agent, the newest first."""
@@ -71,9 +73,17 @@ class TaskCalls:
             await asyncio.sleep(min(look_seconds, left_seconds))
             look_seconds = min(2 * look_seconds, _LOOK_EVERY_SECONDS)
 
-    async def claim(self, task_id: str, *, eta_seconds: int, plan_summary: str | None = None) -> Moved:
+    async def claim(
+        self,
+        task_id: str,
+        *,
+        eta_seconds: int,
+        plan_summary: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Moved:
         """Accept a task. While the verdict is `pending` the work must not begin."""
-        return await self._move(task_id, "claim", etaSeconds=eta_seconds, planSummary=plan_summary)
+        said = {"etaSeconds": eta_seconds, "planSummary": plan_summary}
+        return await self._move(task_id, "claim", said, idempotency_key)
 
     async def update(
         self,
@@ -83,25 +93,41 @@ class TaskCalls:
         note: str | None = None,
         revised_eta_seconds: int | None = None,
         notify: bool = False,
+        idempotency_key: str | None = None,
     ) -> Moved:
         """Say how it goes, in per cent, and when it will be done if that has changed."""
-        return await self._move(
-            task_id, "update", progress=progress, note=note, revisedEtaSeconds=revised_eta_seconds, notify=notify
-        )
+        said = {"progress": progress, "note": note, "revisedEtaSeconds": revised_eta_seconds, "notify": notify}
+        return await self._move(task_id, "update", said, idempotency_key)
 
     async def complete(
-        self, task_id: str, result_summary: str, *, output: Any = None, result_ref: str | None = None
+        self,
+        task_id: str,
+        result_summary: str,
+        *,
+        output: Any = None,
+        result_ref: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Moved:
         """The work is done. The requester always hears of it."""
-        return await self._move(task_id, "complete", resultSummary=result_summary, output=output, resultRef=result_ref)
+        said = {"resultSummary": result_summary, "output": output, "resultRef": result_ref}
+        return await self._move(task_id, "complete", said, idempotency_key)
 
-    async def fail(self, task_id: str, error_summary: str, *, failure_class: str = "failed") -> Moved:
+    async def fail(
+        self,
+        task_id: str,
+        error_summary: str,
+        *,
+        failure_class: str = "failed",
+        idempotency_key: str | None = None,
+    ) -> Moved:
         """The work cannot be done. The requester always hears of it."""
-        return await self._move(task_id, "fail", errorSummary=error_summary, failureClass=failure_class)
+        said = {"errorSummary": error_summary, "failureClass": failure_class}
+        return await self._move(task_id, "fail", said, idempotency_key)
 
-    async def _move(self, task_id: str, how: str, **said: Any) -> Moved:
+    async def _move(self, task_id: str, how: str, said: dict[str, Any], idempotency_key: str | None) -> Moved:
         body = {"agentId": self._agent} | {name: value for name, value in said.items() if value is not None}
-        return msgspec.convert(await self._gateway.post(path_of("ansible", "tasks", task_id, how), body), Moved)
+        path, key = path_of("ansible", "tasks", task_id, how), idempotency_key or new_retry_key()
+        return msgspec.convert(await self._gateway.post(path, body, key=key), Moved)
 
 
 def _listed(names: str | Sequence[str]) -> list[str]:
