@@ -7,6 +7,7 @@ the key that the room has for the node it should be, before anything else happen
 
 import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,10 @@ _MOST_LINKS: Final = 8
 _RECONNECT: Final = RetryPolicy(
     base_seconds=0.5, factor=2.0, max_delay_seconds=30.0, max_attempts=1_000_000, jitter_share=0.5
 )
+
+
+# How often a link that waits looks whether its seed was heard elsewhere.
+_LOOK_SECONDS: Final = 0.2
 
 
 class Seed(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -204,7 +209,15 @@ class _Link:
             grant = None
             attempt += 1
             jitter = self._gateway.chance.fraction()
-            await asyncio.sleep(next_delay_seconds(_RECONNECT, attempt=attempt, jitter=jitter))
+            await self._pause(next_delay_seconds(_RECONNECT, attempt=attempt, jitter=jitter))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, at most until another seed says that this one is back."""
+        began_ms, presence = self._gateway.clock.monotonic_ms(), self._gateway.host.room.presence
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not presence.was_heard_after(self.seed.node_id, began_ms):  # noqa: ASYNC110 - heartbeats wake nobody
+                    await asyncio.sleep(_LOOK_SECONDS)
 
     def _url(self, attempt: int) -> str:
         """Where to try: at the address that was named, and in turn at the one in the room, if that is another."""
