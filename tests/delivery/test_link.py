@@ -24,7 +24,7 @@ from agentpost.protocol.delivery import Change
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import NodeTier
-from agentpost.store.values import CHAIN_START, Subscriber
+from agentpost.store.values import CHAIN_START, Acceptance, Accepted, Subscriber
 from tests.delivery.linking import Node, Pipe, World, hand, settle
 
 
@@ -78,6 +78,31 @@ async def test_local_mail_is_read_when_the_outbox_grows(world: World) -> None:
         if a.inbox("eve"):
             break
         await asyncio.sleep(0.005)
+    assert a.inbox("eve") == [event_id]
+
+
+@pytest.mark.req("RTY-5", "CUR-2")
+async def test_local_mail_after_a_full_disk_is_read_once_there_is_space(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more has to be sent for that: what the disk did not take is tried again."""
+    a = await world.add("node-a", "ada", "eve")
+    accept, refused, taken = a.store.accept, asyncio.Event(), asyncio.Event()
+
+    async def accept_once_there_is_space(batch: Acceptance) -> Accepted:
+        if not refused.is_set():
+            refused.set()
+            raise Refusal(Code.STORAGE_FULL, "the disk is full; nothing was written")
+        accepted = await accept(batch)
+        taken.set()
+        return accepted
+
+    monkeypatch.setattr(a.store, "accept", accept_once_there_is_space)
+    event_id = await a.send("eve")
+    a.hub.start()
+    async with asyncio.timeout(30):
+        await taken.wait()
+        await a.hub.own.caught_up()
     assert a.inbox("eve") == [event_id]
 
 
