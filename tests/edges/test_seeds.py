@@ -387,3 +387,37 @@ def test_a_seed_that_another_seed_says_is_back_is_dialled_at_once(
         eventually(lambda: not is_linked("vps-jane"))
         mesh.start("vps-jane")
         eventually(lambda: is_linked("vps-jane"))
+
+
+@pytest.mark.req("ROOM-5", "AUTH-7")
+def test_a_seed_that_gave_no_room_is_not_kept(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A join that failed is not made good by the next one: neither a restart nor the list of seeds knows of it."""
+    mesh.start("vps-jane", "backbone")
+    mesh.start("hub-jane", "backbone")
+    home = tmp_path / "mbp-jane"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("the connection was refused")
+
+    with served_gateway(home, clock=_RealClock(), node_id="mbp-jane", tier=NodeTier.EDGE) as served:
+
+        def join(seed: RunningGateway) -> None:
+            served.operator.post("/operator/join", {"url": seed.url, "token": invite(seed, "mbp-jane")})
+
+        def known() -> list[str]:
+            return [each["nodeId"] for each in served.operator.get("/operator/nodes")["seeds"]]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(seed_link, "connect", refuse)
+            with pytest.raises(Refusal):
+                join(mesh.up["vps-jane"])
+        assert known() == []
+        join(mesh.up["hub-jane"])
+        assert known() == ["hub-jane"]
+        # One that was joined stays so, whatever becomes of a second attempt.
+        with monkeypatch.context() as broken:
+            broken.setattr(seed_link, "connect", refuse)
+            with pytest.raises(Refusal):
+                join(mesh.up["hub-jane"])
+        assert known() == ["hub-jane"]
+    assert [each["nodeId"] for each in json.loads((home / "seeds.json").read_text())] == ["hub-jane"]
