@@ -24,7 +24,7 @@ from agentpost.protocol.delivery import Change
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.snapshot import NodeTier
-from agentpost.store.values import CHAIN_START, Subscriber
+from agentpost.store.values import CHAIN_START, Acceptance, Accepted, Subscriber
 from tests.delivery.linking import Node, Pipe, World, hand, settle
 
 
@@ -78,6 +78,31 @@ async def test_local_mail_is_read_when_the_outbox_grows(world: World) -> None:
         if a.inbox("eve"):
             break
         await asyncio.sleep(0.005)
+    assert a.inbox("eve") == [event_id]
+
+
+@pytest.mark.req("RTY-5", "CUR-2")
+async def test_local_mail_after_a_full_disk_is_read_once_there_is_space(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more has to be sent for that: what the disk did not take is tried again."""
+    a = await world.add("node-a", "ada", "eve")
+    accept, refused, taken = a.store.accept, asyncio.Event(), asyncio.Event()
+
+    async def accept_once_there_is_space(batch: Acceptance) -> Accepted:
+        if not refused.is_set():
+            refused.set()
+            raise Refusal(Code.STORAGE_FULL, "the disk is full; nothing was written")
+        accepted = await accept(batch)
+        taken.set()
+        return accepted
+
+    monkeypatch.setattr(a.store, "accept", accept_once_there_is_space)
+    event_id = await a.send("eve")
+    a.hub.start()
+    async with asyncio.timeout(30):
+        await taken.wait()
+        await a.hub.own.caught_up()
     assert a.inbox("eve") == [event_id]
 
 
@@ -402,6 +427,72 @@ async def test_who_reads_is_noted_with_a_lease(world: World) -> None:
     (noted,) = a.store.subscribers()
     assert (noted.consumer_node_id, noted.epoch, noted.last_seq) == ("node-b", "epoch_1", 2)
     assert noted.lease_expires_at_ms == world.clock.now_ms() + 300_000
+
+
+@pytest.mark.req("CUR-5", "PIPE-7")
+async def test_of_two_feeds_of_one_reader_the_slower_counts(world: World) -> None:
+    """A gateway that reads its stream and the whole outbox has read what it has of both; the rest is kept for it."""
+    a, _ = await _two(world)
+    for _ in range(50):
+        await a.send("bob")
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    for is_whole in (False, True):
+        wish = Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START, whole=is_whole)
+        await hand(session, encode_frame(wish))
+        await hand(session, encode_frame(Credit(source="node-a", through_seq=0, bytes=1_000_000, whole=is_whole)))
+    for through_seq, is_whole in ((5, False), (50, True)):
+        world.clock.advance(2_000)
+        credit = Credit(source="node-a", through_seq=through_seq, bytes=1_000_000, whole=is_whole)
+        await hand(session, encode_frame(credit))
+    world.clock.advance(2_000)
+    await hand(session, encode_frame(Ping()))
+    (noted,) = a.store.subscribers()
+    assert noted.last_seq == 5
+    for delivery in a.store.deliveries_in((DeliveryState.EMITTED,)):
+        change = Change(event_id=delivery.event_id, to_agent_id="bob", signal=DeliverySignal.PROCESSED, at_ms=0)
+        await a.store.append([], changes=[change])
+    await a.store.compact(a.store.watermarks(now_ms=world.clock.now_ms(), retention_events=0))
+    assert a.store.read_outbox(0).floor_seq == 5
+
+
+@pytest.mark.req("CUR-2", "CUR-1")
+@pytest.mark.parametrize("tier", list(NodeTier))
+async def test_a_batch_that_the_disk_did_not_take_is_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, tier: NodeTier
+) -> None:
+    """A full disk ends the link. The position stands, nothing is confirmed, the next link brings it."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob", tier=tier)
+    sent = [await a.send("bob")]
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    confirmed: list[int] = []
+
+    def listen(frame: bytes) -> list[bytes]:
+        if isinstance(found := decode_frame(frame), Credit):
+            confirmed.append(found.through_seq)
+        return [frame]
+
+    pipe.left.meddle = listen
+
+    async def refuse(_: Acceptance) -> Accepted:
+        raise Refusal(Code.STORAGE_FULL, "the disk is full; nothing was written")
+
+    with monkeypatch.context() as full:
+        full.setattr(b.store, "accept", refuse)
+        sent.append(await a.send("bob"))
+        await settle(pipe)
+    assert pipe.right.refusal is not None
+    assert pipe.right.refusal.code is Code.STORAGE_FULL
+    assert confirmed == []
+    assert b.inbox("bob") == sent[:1]
+    pipe.cut()
+    # The same gateway, with what it has in memory.
+    sent.append(await a.send("bob"))
+    await settle(Pipe(a, b))
+    assert b.inbox("bob") == sent
+    assert {state for each in sent for state in a.states(each).values()} == {DeliveryState.ACCEPTED}
+    assert b.incidents() == []
 
 
 @pytest.mark.req("PIPE-1")

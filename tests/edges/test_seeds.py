@@ -6,6 +6,7 @@ import signal
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +16,14 @@ from typing import Any
 import pytest
 from pycrdt import Doc, Map
 
+from agentpost.edges import seed_link
+from agentpost.protocol.backoff import RetryPolicy
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.schema import MAPS
+from agentpost.testing import FakeClock
 from tests.edges.meshing import Stranger, eventually, invite, statuses
-from tests.edges.running import RunningGateway, agentpost, running_gateway
+from tests.edges.running import RunningGateway, agentpost, running_gateway, served_gateway
 
 Records = dict[str, dict[str, Any]]
 
@@ -347,3 +352,72 @@ def _unsigned(room: Records) -> Records:
         }
         for name, each in room.items()
     }
+
+
+class _RealClock(FakeClock):
+    """The machine's clock, for a gateway in a thread of the test."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+@pytest.mark.req("ROOM-5")
+def test_a_seed_that_another_seed_says_is_back_is_dialled_at_once(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a node would wait after its failed attempts: what it hears through another seed ends the wait."""
+    mesh.start("vps-jane", "backbone")
+    mesh.join("hub-jane", "vps-jane", tier="backbone")
+    mesh.linked("hub-jane", "vps-jane")
+    an_hour = RetryPolicy(base_seconds=3600, factor=1, max_delay_seconds=3600, max_attempts=1_000_000, jitter_share=0.5)
+    with served_gateway(tmp_path / "mbp-jane", clock=_RealClock(), node_id="mbp-jane", tier=NodeTier.EDGE) as served:
+
+        def is_linked(seed: str) -> bool:
+            states = served.operator.get("/operator/nodes")["seeds"]
+            return any(each["nodeId"] == seed and each["connected"] for each in states)
+
+        hub = mesh.up["hub-jane"]
+        served.operator.post("/operator/join", {"url": hub.url, "token": invite(hub, "mbp-jane")})
+        eventually(lambda: is_linked("vps-jane") and is_linked("hub-jane"))
+        monkeypatch.setattr(seed_link, "_RECONNECT", an_hour)
+        mesh.end("vps-jane")
+        eventually(lambda: not is_linked("vps-jane"))
+        mesh.start("vps-jane")
+        eventually(lambda: is_linked("vps-jane"))
+
+
+@pytest.mark.req("ROOM-5", "AUTH-7")
+def test_a_seed_that_gave_no_room_is_not_kept(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A join that failed is not made good by the next one: neither a restart nor the list of seeds knows of it."""
+    mesh.start("vps-jane", "backbone")
+    mesh.start("hub-jane", "backbone")
+    home = tmp_path / "mbp-jane"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("the connection was refused")
+
+    with served_gateway(home, clock=_RealClock(), node_id="mbp-jane", tier=NodeTier.EDGE) as served:
+
+        def join(seed: RunningGateway) -> None:
+            served.operator.post("/operator/join", {"url": seed.url, "token": invite(seed, "mbp-jane")})
+
+        def known() -> list[str]:
+            return [each["nodeId"] for each in served.operator.get("/operator/nodes")["seeds"]]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(seed_link, "connect", refuse)
+            with pytest.raises(Refusal):
+                join(mesh.up["vps-jane"])
+        assert known() == []
+        join(mesh.up["hub-jane"])
+        assert known() == ["hub-jane"]
+        # One that was joined stays so, whatever becomes of a second attempt.
+        with monkeypatch.context() as broken:
+            broken.setattr(seed_link, "connect", refuse)
+            with pytest.raises(Refusal):
+                join(mesh.up["hub-jane"])
+        assert known() == ["hub-jane"]
+    assert [each["nodeId"] for each in json.loads((home / "seeds.json").read_text())] == ["hub-jane"]

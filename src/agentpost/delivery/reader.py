@@ -6,6 +6,7 @@ because the chain of what it handed over does not end where the source says it d
 
 import asyncio
 import logging
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 # How far the own cursor may lag behind an outbox that has nothing for local agents.
 _OWN_STEP: Final = 1024
+# How long local mail that the disk did not take waits for the next try.
+_READ_AGAIN_SECONDS: Final = 1.0
 
 
 class Verdict(StrEnum):
@@ -267,14 +270,20 @@ class OwnReader:
             await self._intake.take(batch)
 
     async def _run(self) -> None:
+        is_refused = False
         while True:
-            await self._grew.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_READ_AGAIN_SECONDS if is_refused else None):
+                    await self._grew.wait()
             self._grew.clear()
             try:
                 await self.read()
+                is_refused = False
             except Refusal as refusal:
-                # The disk is full, say. The next append, or the next start, tries again.
-                _log.error("local mail could not be read: %s", refusal.message)
+                # The disk is full, say. Nothing tells when there is space, and nothing may be appended before.
+                if not is_refused:
+                    _log.error("local mail could not be read, and is read again: %s", refusal.message)
+                is_refused = True
             self._has_read.set()
 
 

@@ -7,6 +7,8 @@ the key that the room has for the node it should be, before anything else happen
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +48,10 @@ _RECONNECT: Final = RetryPolicy(
 )
 
 
+# How often a link that waits looks whether its seed was heard elsewhere.
+_LOOK_SECONDS: Final = 0.2
+
+
 class Seed(Struct, frozen=True, kw_only=True, rename="camel"):
     url: str
     node_id: str
@@ -61,12 +67,15 @@ class SeedLinks:
 
     def start(self) -> None:
         for seed in self._load():
-            self._open(seed, None)
+            self._open(seed, None).is_kept = True
         self._gateway.host.room.subscribe(self._on_update)
         self._look_around()
 
     async def join(self, url: str, token: str) -> Seed:
-        """Join through a backbone gateway, with an invite. Returns when the room is here."""
+        """Join through a backbone gateway, with an invite. Returns when the room is here.
+
+        A seed that refuses is forgotten. One that is slow is tried on, and kept once the room is here.
+        """
         url = _checked_url(url)
         try:
             grant = await _exchange(self._gateway, url, token)
@@ -74,10 +83,24 @@ class SeedLinks:
             raise _refusal_of(error) from None
         await self._trust(grant)
         seed = Seed(url=url, node_id=grant.node_id)
+        former = self._links.get(seed.node_id)
         link = self._open(seed, grant)
-        await link.first_sync()
-        self._save()
+        try:
+            await link.first_sync()
+        except Refusal:
+            if link.refusal is not None and self._links.get(seed.node_id) is link:
+                self._end(seed.node_id)
+                if former is not None:
+                    self._open(former.seed, None, is_joined=former.is_joined).is_kept = former.is_kept
+            raise
+        self._keep(link)
         return seed
+
+    def _keep(self, link: "_Link") -> None:
+        """Have the next start find a seed that was joined, now that it has given its room."""
+        if link.is_joined and not link.is_kept:
+            link.is_kept = True
+            self._save()
 
     def states(self) -> list[dict[str, Any]]:
         return [
@@ -95,9 +118,17 @@ class SeedLinks:
 
     def _open(self, seed: Seed, grant: Grant | None, *, is_joined: bool = True) -> "_Link":
         self._end(seed.node_id)
-        link = self._links[seed.node_id] = _Link(self._gateway, seed, is_joined=is_joined)
+        link = self._links[seed.node_id] = _Link(self._gateway, seed, is_joined=is_joined, on_sync=self._synced)
         link.task = self._tasks.spawn(link.run(grant), name=seed.node_id)
         return link
+
+    def _synced(self, link: "_Link") -> None:
+        try:
+            self._keep(link)
+        except OSError as error:
+            # The link is as good; who joins hears of it.
+            link.is_kept = False
+            _log.error("%s could not be written: %s", self._file(), error)
 
     def _end(self, node_id: str) -> None:
         link = self._links.pop(node_id, None)
@@ -153,21 +184,25 @@ class SeedLinks:
             raise Refusal(Code.MALFORMED, f"{self._file()} cannot be read: {error}", hint="Join again.") from None
 
     def _save(self) -> None:
-        joined = [link.seed for link in self._links.values() if link.is_joined]
+        joined = [link.seed for link in self._links.values() if link.is_kept]
         write_private(self._file(), msgspec.json.encode(joined))
 
 
 class _Link:
-    def __init__(self, gateway: Gateway, seed: Seed, *, is_joined: bool) -> None:
+    def __init__(self, gateway: Gateway, seed: Seed, *, is_joined: bool, on_sync: "Callable[[_Link], None]") -> None:
         self.seed = seed
         # Whether an operator named it, or the room.
         self.is_joined = is_joined
+        # Whether it is in `seeds.json`.
+        self.is_kept = False
         self.task: asyncio.Task[Any] | None = None
         self.is_connected = False
         self.problem: str | None = None
         self._gateway = gateway
+        self._on_sync = on_sync
         self._synced = asyncio.Event()
-        self._refusal: Refusal | None = None
+        # Why the first attempt ended, if it did before the room was here.
+        self.refusal: Refusal | None = None
 
     async def first_sync(self) -> None:
         """Wait until the room is here, or until it is clear that it will not come."""
@@ -176,8 +211,8 @@ class _Link:
                 await self._synced.wait()
         except TimeoutError:
             raise Refusal(Code.UNAVAILABLE, f"{self.seed.node_id} let this node in, and sent no room") from None
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
 
     async def run(self, grant: Grant | None) -> None:
         """`grant` is that of an invite, which was just exchanged; later ones are for the key."""
@@ -197,14 +232,22 @@ class _Link:
                 self.problem = refusal.message
                 _log.warning("link to %s at %s: %s", self.seed.node_id, url, refusal.message)
                 if not self._synced.is_set():
-                    self._refusal = refusal
+                    self.refusal = refusal
                     self._synced.set()
             finally:
                 self.is_connected = False
             grant = None
             attempt += 1
             jitter = self._gateway.chance.fraction()
-            await asyncio.sleep(next_delay_seconds(_RECONNECT, attempt=attempt, jitter=jitter))
+            await self._pause(next_delay_seconds(_RECONNECT, attempt=attempt, jitter=jitter))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, at most until another seed says that this one is back."""
+        began_ms, presence = self._gateway.clock.monotonic_ms(), self._gateway.host.room.presence
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not presence.was_heard_after(self.seed.node_id, began_ms):  # noqa: ASYNC110 - heartbeats wake nobody
+                    await asyncio.sleep(_LOOK_SECONDS)
 
     def _url(self, attempt: int) -> str:
         """Where to try: at the address that was named, and in turn at the one in the room, if that is another."""
@@ -256,6 +299,7 @@ class _Link:
                     # It may have come with a new key, and then what it signed before is not its own until now.
                     self._gateway.host.room.sign_anew()
                 self._synced.set()
+                self._on_sync(self)
 
     async def _keep_link(self, links: LinkHub, url: str) -> None:
         """Mail goes where the room is synced, over a connection of its own."""

@@ -100,6 +100,10 @@ class Presence:
         seen = self._seen.get(node_id)
         return None if seen is None else self._time_of_day_ms(seen)
 
+    def was_heard_after(self, node_id: str, monotonic_ms: int) -> bool:
+        """Whether a heartbeat of the node came after this moment, from the node itself or through another."""
+        return self._seen.get(node_id, -1) > monotonic_ms
+
     def silent_since_ms(self, node_id: str) -> int:
         """Since when the node was not heard here. For one not heard since the start of this gateway, that start.
 
