@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import resource
 import socket
 import time
@@ -266,3 +267,33 @@ def test_nothing_is_kept_of_connections_that_ended() -> None:
         slot.close()
     assert (ended.budget.by_address, ended.budget.by_principal, ended.budget.proven_count) == ({}, {}, 0)
     assert (ended.budget.strangers.count, ended.budget.strangers.idle) == (0, {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_are_counted_whatever_happens(seed: int) -> None:
+    """Any order of opening, working, waiting, proving, cutting and closing: the counts are those of what is open."""
+    chance = random.Random(seed)
+    ended = Ended(40)
+    slots: list[Slot] = []
+    for number in range(400):
+        what = chance.choice(["open", "open", "wait", "work", "prove", "close", "cut"])
+        if what == "open":
+            address = chance.choice([HERE, THERE, PEER, f"198.51.100.{chance.randrange(20)}"])
+            if (opened := ended.open(f"{number}", address)) is not None:
+                slots.append(opened)
+        elif slots:
+            slot = chance.choice(slots)
+            if what == "prove":
+                with contextlib.suppress(Refusal):
+                    slot.prove(chance.choice([None, "node a", "session b"]), is_peer=chance.random() < 0.5)
+            else:
+                getattr(slot, what)()
+        budget, proven = ended.budget, sum(slot.is_proven for slot in slots)
+        unproven = sum(slot.is_open for slot in slots) - proven
+        assert budget.proven_count == proven <= budget.most_proven
+        assert budget.strangers.count + budget.known.count == unproven
+        assert sum(part.count for part in budget.by_address.values()) == unproven
+        assert all(0 < part.count <= part.most for part in budget.by_address.values())
+        assert budget.strangers.count <= budget.strangers.most
+        assert budget.known.count <= budget.known.most
+        assert len(budget.strangers.idle) + len(budget.known.idle) <= unproven

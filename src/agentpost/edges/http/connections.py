@@ -78,11 +78,11 @@ class Slot:
         # While it is a stranger: the part, and what its address has of it.
         self._parts: tuple[_Part, ...] = ()
         self._principal: str | None = None
-        self._is_open = False
+        self.is_open = False
 
     @property
     def is_proven(self) -> bool:
-        return self._is_open and not self._parts
+        return self.is_open and not self._parts
 
     def open(self, address: str) -> bool:
         """Take a place; False if there is none."""
@@ -95,13 +95,13 @@ class Slot:
         if own.make_place() and part.make_place():
             # Making a place may have ended the last connection of this address.
             own = budget.by_address.setdefault(key, own)
-            self._parts, self._is_open = (part, own), True
+            self._parts, self.is_open = (part, own), True
             for each in self._parts:
                 each.count += 1
             self.wait()
         elif own.count == 0:
             budget.by_address.pop(key, None)
-        return self._is_open
+        return self.is_open
 
     def wait(self) -> None:
         """It waits for a request, so that it may be cut for another stranger."""
@@ -116,7 +116,7 @@ class Slot:
 
     def prove(self, principal: str | None, *, is_peer: bool = False) -> None:
         """From now on it counts for a principal; None for one that is not counted. Refused if that has too many."""
-        if not self._is_open or (principal == self._principal and self.is_proven):
+        if not self.is_open or (principal == self._principal and self.is_proven):
             return
         budget = self._budget
         if principal is not None and budget.by_principal[principal] >= _MOST_PER_PRINCIPAL:
@@ -140,7 +140,7 @@ class Slot:
     def close(self) -> None:
         """The connection has ended."""
         self._leave()
-        self._is_open = False
+        self.is_open = False
 
     def _leave(self) -> None:
         if self.is_proven:
