@@ -57,6 +57,10 @@ class PatientHttp(H11Protocol):
         self._wait(self.header_seconds)
 
     def data_received(self, data: bytes) -> None:
+        if self._slot is not None:
+            self._slot.add_bytes(len(data))
+            if not self._slot.is_open:
+                return
         had_headers = self.conn.their_state is h11.SEND_BODY
         super().data_received(data)
         # A WebSocket has taken the connection over, and is quiet for as long as it likes.
@@ -81,7 +85,8 @@ class PatientHttp(H11Protocol):
             if self.conn.their_state is h11.SEND_BODY:
                 self._wait(self.request_seconds)
             if self._slot is not None:
-                self._slot.wait()
+                self._slot.release_bytes()
+                self._slot.note_idle()
         else:
             # The next request came along with the one before.
             self._note_work()
@@ -109,7 +114,7 @@ class PatientHttp(H11Protocol):
         """A whole request is here. A stranger's is answered in time; one that has proved itself may wait for mail."""
         self._stop_waiting()
         if self._slot is not None:
-            self._slot.work()
+            self._slot.note_busy()
             if self.transport.get_protocol() is self:
                 self._wait(self.request_seconds)
 
