@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ import pytest
 from websockets.sync.client import connect
 
 from agentpost.edges.http.connections import ConnectionBudget, Slot
-from agentpost.edges.http.patience import PatientHttp
+from agentpost.edges.http.patience import HEADER_SECONDS, PatientHttp
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.testing import FakeClock
-from tests.edges.meshing import PATIENCE_SECONDS, ROOM, Stranger, invite
+from tests.edges.meshing import PATIENCE_SECONDS, ROOM, Stranger, eventually, invite
 from tests.edges.running import ServedGateway, agentpost, running_gateway, served_gateway
 
 HERE, THERE, PEER = "203.0.113.1", "203.0.113.2", "203.0.113.3"
@@ -118,6 +119,24 @@ def test_headers_have_less_time_than_a_body(served: ServedGateway) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not _is_cut(endless, b"X"):
             assert time.monotonic() < deadline, "the connection is still open"
+
+
+@pytest.mark.waits
+def test_a_gateway_that_stood_still_answers_what_came_meanwhile(tmp_path: Path) -> None:
+    """A gateway that is stopped for longer than a request may take, as a laptop that sleeps, cuts no caller off that
+    has said all of its request."""
+    with running_gateway(tmp_path / "vps-jane") as gateway, contextlib.ExitStack() as stack:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        callers = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(8)]
+        for raw in callers:
+            raw.sendall(b"GET /health/live HTTP/1.1\r\n")
+        eventually(lambda: httpx.get(f"{gateway.url}/health/live", timeout=60).status_code == 200)
+        gateway.process.send_signal(signal.SIGSTOP)
+        for raw in callers:
+            raw.sendall(b"Host: localhost\r\nConnection: close\r\n\r\n")
+        time.sleep(HEADER_SECONDS + 1)
+        gateway.process.send_signal(signal.SIGCONT)
+        assert [raw.recv(65_536)[9:12] for raw in callers] == [b"200"] * len(callers)
 
 
 def test_a_caller_that_reads_nothing_is_cut_off(served: ServedGateway) -> None:

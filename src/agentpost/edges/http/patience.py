@@ -18,6 +18,7 @@ HEADER_SECONDS: Final = 10.0
 REQUEST_SECONDS: Final = 30.0
 # How long a caller may take nothing of what it is sent.
 UNREAD_SECONDS: Final = 60.0
+_LAST_LOOK_SECONDS: Final = 0.1
 _UNFINISHED: Final = (h11.IDLE, h11.SEND_BODY)
 
 
@@ -128,6 +129,10 @@ class PatientHttp(H11Protocol):
             self._given_up = None
 
     def _give_up(self) -> None:
+        # A process that stood still finds its timers due before it has read what has arrived meanwhile.
+        self._given_up = self.loop.call_later(_LAST_LOOK_SECONDS, self._end_unless_done)
+
+    def _end_unless_done(self) -> None:
         self._given_up = None
         is_answered = self.conn.their_state not in _UNFINISHED
         if not (is_answered and self._slot is not None and self._slot.is_proven):
