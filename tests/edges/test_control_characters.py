@@ -89,7 +89,7 @@ PRINTED: dict[str, Callable[[str], None]] = {
     "a line": lambda text: output.stdout.print(escape(text)),
     "progress": output.say,
     "a table": lambda text: output.print_table(text, (text,), [(escape(text),)]),
-    "what somebody said": lambda text: output.print_said(text, after="[bold]from[/bold]"),
+    "a quoted message": lambda text: output.print_said(text, after="[bold]from[/bold]"),
     "a quotation": output.print_quoted,
     "a text": output.print_text,
     "JSON": lambda text: output.print_json({text: [text]}),

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import random
 import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -13,10 +15,10 @@ import pytest
 from websockets.sync.client import connect
 
 from agentpost.edges.http.connections import ConnectionBudget, Slot
-from agentpost.edges.http.patience import PatientHttp
+from agentpost.edges.http.patience import HEADER_SECONDS, PatientHttp
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.testing import FakeClock
-from tests.edges.meshing import PATIENCE_SECONDS, ROOM, Stranger, invite
+from tests.edges.meshing import PATIENCE_SECONDS, ROOM, Stranger, eventually, invite
 from tests.edges.running import ServedGateway, agentpost, running_gateway, served_gateway
 
 HERE, THERE, PEER = "203.0.113.1", "203.0.113.2", "203.0.113.3"
@@ -51,7 +53,7 @@ def is_over(raw: socket.socket) -> bool:
 
 
 @pytest.mark.waits
-def test_idle_sockets_starve_nobody(tmp_path: Path) -> None:
+def test_idle_sockets_do_not_starve_other_callers(tmp_path: Path) -> None:
     """1,100 silent connections at a gateway that may have 1,024 files open: its operator, a peer that is there, a peer
     that comes, and a stranger are all served, and `doctor` says that the limit is short."""
     home = tmp_path / "vps-jane"
@@ -119,7 +121,25 @@ def test_headers_have_less_time_than_a_body(served: ServedGateway) -> None:
             assert time.monotonic() < deadline, "the connection is still open"
 
 
-def test_who_reads_nothing_is_cut_off(served: ServedGateway) -> None:
+@pytest.mark.waits
+def test_a_gateway_that_stood_still_answers_what_came_meanwhile(tmp_path: Path) -> None:
+    """A gateway that is stopped for longer than a request may take, as a laptop that sleeps, cuts no caller off that
+    has said all of its request."""
+    with running_gateway(tmp_path / "vps-jane") as gateway, contextlib.ExitStack() as stack:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        callers = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(8)]
+        for raw in callers:
+            raw.sendall(b"GET /health/live HTTP/1.1\r\n")
+        eventually(lambda: httpx.get(f"{gateway.url}/health/live", timeout=60).status_code == 200)
+        gateway.process.send_signal(signal.SIGSTOP)
+        for raw in callers:
+            raw.sendall(b"Host: localhost\r\nConnection: close\r\n\r\n")
+        time.sleep(HEADER_SECONDS + 1)
+        gateway.process.send_signal(signal.SIGCONT)
+        assert [raw.recv(65_536)[9:12] for raw in callers] == [b"200"] * len(callers)
+
+
+def test_a_caller_that_reads_nothing_is_cut_off(served: ServedGateway) -> None:
     """Answers that are asked for and not read: the connection ends, and with it what was kept for it."""
     ask = b"GET /ansible/openapi/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with raw_connection(served, receive_bytes=1_024) as raw:
@@ -141,7 +161,7 @@ def _is_cut(raw: socket.socket, more: bytes) -> bool:
 
 
 def _is_refused(raw: socket.socket, more: bytes) -> bool:
-    """Whether nobody takes what is sent any more. Reads nothing."""
+    """Whether the gateway has ended the connection. Reads nothing."""
     try:
         raw.sendall(more)
     except TimeoutError:
@@ -149,6 +169,29 @@ def _is_refused(raw: socket.socket, more: bytes) -> bool:
     except OSError:
         return True
     return bool(raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+
+def test_bodies_of_strangers_fill_no_memory(tmp_path: Path) -> None:
+    """Three hundred requests of a megabyte that never end, before any of them has proved anything: the largest are cut,
+    and small requests are answered meanwhile."""
+    head = b"POST /ansible/agent/invoke HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with running_gateway(tmp_path / "vps-jane") as gateway, contextlib.ExitStack() as stack:
+        before = _resident_bytes(gateway.process.pid)
+        host, port = gateway.url.removeprefix("http://").split(":")
+        for _ in range(300):
+            raw = stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS))
+            with contextlib.suppress(OSError):
+                raw.sendall(head + b"Content-Length: 1100000\r\n\r\n" + b'"' + b"x" * 1_000_000)
+        asked = httpx.post(
+            f"{gateway.url}/ansible/auth/challenge", json={"nodeId": "mbp-jane"}, timeout=PATIENCE_SECONDS
+        )
+        assert asked.status_code == 200
+        assert _resident_bytes(gateway.process.pid) - before < 200 * 1024 * 1024
+
+
+def _resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
 class Ended:
@@ -180,23 +223,23 @@ def test_many_addresses_leave_a_place_for_the_next() -> None:
     assert ended.cut == [f"{number}" for number in range(10)]
 
 
-def test_who_is_being_served_is_not_cut() -> None:
+def test_a_request_under_way_is_not_cut() -> None:
     """A connection with a whole request keeps its place; when all have one, the next is refused."""
     ended = Ended(80)
     slots = [ended.open(f"{number}") for number in range(15)]
     for slot in slots:
         assert slot is not None
-        slot.work()
+        slot.note_busy()
     assert ended.open("late") is None
     assert ended.open("another address", THERE) is not None
     assert slots[3] is not None
-    slots[3].wait()
+    slots[3].note_idle()
     assert ended.open("later") is not None
     assert ended.cut == ["3"]
 
 
 def test_an_ipv6_network_is_one_address() -> None:
-    """Whoever has a /64 has 2 to the power of 64 addresses, and the places of one."""
+    """A /64 has 2 to the power of 64 addresses, and the quota of one."""
     ended = Ended(80)
     for number in range(20):
         ended.open(f"{number}", f"2001:db8::{number:x}")
@@ -240,7 +283,7 @@ def test_a_principal_has_so_many_connections_and_no_more() -> None:
 
 
 def test_the_proven_have_places_that_strangers_do_not_get() -> None:
-    """And their number ends too: then nobody new is let in, and nobody is cut."""
+    """They have a limit as well: a further principal is refused, and no connection is cut."""
     ended = Ended(80)
     for number in range(40):
         slot = ended.open(f"{number}", f"198.51.100.{number}")
@@ -252,6 +295,27 @@ def test_the_proven_have_places_that_strangers_do_not_get() -> None:
         late.prove("node late")
     assert refused.value.code is Code.UNAVAILABLE
     assert ended.cut == []
+
+
+def test_of_too_many_bytes_the_largest_go() -> None:
+    """The caller with most bytes of an incomplete request is cut; those with few are not."""
+    ended = Ended(80)
+    small, large, larger = (ended.open(name) for name in ("small", "large", "larger"))
+    assert small is not None
+    assert large is not None
+    assert larger is not None
+    small.add_bytes(1_000)
+    large.add_bytes(30_000_000)
+    larger.add_bytes(40_000_000)
+    assert ended.cut == ["larger"]
+    large.release_bytes()
+    small.add_bytes(60_000_000)
+    assert ended.cut == ["larger"]
+    large.prove("node mbp-jane")
+    large.add_bytes(60_000_000)
+    assert ended.cut == ["larger"]
+    small.close()
+    assert ended.budget.unproven_bytes == 0
 
 
 def test_nothing_is_kept_of_connections_that_ended() -> None:
@@ -266,3 +330,34 @@ def test_nothing_is_kept_of_connections_that_ended() -> None:
         slot.close()
     assert (ended.budget.by_address, ended.budget.by_principal, ended.budget.proven_count) == ({}, {}, 0)
     assert (ended.budget.strangers.count, ended.budget.strangers.idle) == (0, {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_are_counted_whatever_happens(seed: int) -> None:
+    """Any order of opening, working, waiting, proving, cutting and closing: the counts are those of what is open."""
+    chance = random.Random(seed)
+    ended = Ended(40)
+    slots: list[Slot] = []
+    for number in range(400):
+        what = chance.choice(["open", "open", "note_idle", "note_busy", "prove", "close", "cut"])
+        if what == "open":
+            address = chance.choice([HERE, THERE, PEER, f"198.51.100.{chance.randrange(20)}"])
+            if (opened := ended.open(f"{number}", address)) is not None:
+                slots.append(opened)
+        elif slots:
+            slot = chance.choice(slots)
+            if what == "prove":
+                with contextlib.suppress(Refusal):
+                    slot.prove(chance.choice([None, "node a", "session b"]), is_peer=chance.random() < 0.5)
+            else:
+                getattr(slot, what)()
+        budget, proven = ended.budget, sum(slot.is_proven for slot in slots)
+        unproven = sum(slot.is_open for slot in slots) - proven
+        assert budget.proven_count == proven <= budget.most_proven
+        assert budget.strangers.count + budget.known.count == unproven
+        assert sum(part.count for part in budget.by_address.values()) == unproven
+        assert all(0 < part.count <= part.most for part in budget.by_address.values())
+        assert budget.strangers.count <= budget.strangers.most
+        assert budget.known.count <= budget.known.most
+        assert len(budget.unproven) == unproven
+        assert len(budget.strangers.idle) + len(budget.known.idle) <= unproven

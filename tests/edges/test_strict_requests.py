@@ -51,7 +51,7 @@ def error_in(answer: bytes) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     "host", ["attacker.example", "127.0.0.1.attacker.example:80", "localhost.attacker.example", "[", ""]
 )
-def test_a_host_name_of_somebody_else_is_refused(served: ServedGateway, host: str) -> None:
+def test_a_foreign_host_name_is_refused(served: ServedGateway, host: str) -> None:
     """DNS rebinding: a page whose name points to this machine says its own name as Host, and gets no answer."""
     answer = said(place_of(served), f"{LIVE}Host: {host}\r\n\r\n")
     assert error_in(answer) == (400, "invalid_field", "host")
@@ -61,7 +61,7 @@ def test_a_host_name_of_somebody_else_is_refused(served: ServedGateway, host: st
     "host", ["127.0.0.1", "127.0.0.1:1", "[::1]:7800", "localhost:7800", "LOCALHOST", "localhost.", "post.example.org"]
 )
 def test_own_names_and_addresses_are_answered(served: ServedGateway, host: str) -> None:
-    """The name in `public_url`, localhost, and addresses: nobody looks those up."""
+    """The name in `public_url`, localhost, and addresses, which need no look-up."""
     answer = said(place_of(served), f"{LIVE}Host: {host}\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     assert said(place_of(served), f"{LIVE}Host: {socket.gethostname()}\r\nConnection: close\r\n\r\n")[9:12] == b"200"

@@ -56,8 +56,8 @@ def attacks(outside: Path) -> dict[str, bytes]:
 
 @pytest.mark.req("CAP-4", "PIPE-1")
 def test_a_skill_that_leads_out_of_its_folder_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway of the owner checks nothing any more and distributes such archives: each installation has failed,
-    nothing is outside, and an honest skill of another gateway is still there."""
+    """The gateway of the owner checks nothing any more and distributes these archives: each installation fails,
+    nothing is written outside, and an honest skill of another gateway is still there."""
     outside = tmp_path / "outside"
     outside.mkdir()
     raws = attacks(outside)

@@ -26,7 +26,7 @@ def in_one_line(text: str) -> str:
 
 
 def in_json(document: str) -> str:
-    """A JSON document that says the same: in its strings such characters are escapes."""
+    """A JSON document that says the same: these characters are written as escapes in its strings."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

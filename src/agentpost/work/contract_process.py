@@ -110,6 +110,6 @@ def _names(schema: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    # Its parent has gone, and there is nobody to answer.
+    # The parent has gone and reads no answer.
     with contextlib.suppress(BrokenPipeError):
         main(sys.stdin.buffer, sys.stdout.buffer)

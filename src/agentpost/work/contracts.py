@@ -159,7 +159,7 @@ class _Child:
         return not self._is_busy and self._process.returncode is None
 
     async def ask(self, schema: bytes, value: bytes) -> _Answer | None:
-        """The answer; None if the child reached a limit. Whoever cancels this has to end the child."""
+        """The answer; None if the child reached a limit. After a cancelled call the caller ends the child."""
         cpu_seconds = _CPU_SECONDS + len(value) * _CPU_SECONDS_PER_BYTE
         memory_bytes = _MEMORY_BYTES + len(value) * _MEMORY_BYTES_PER_BYTE
         self._is_busy = True

@@ -35,7 +35,7 @@ async def test_an_embedded_gateway_that_cannot_start_says_why(tmp_path: Path) ->
 
 
 async def test_a_defect_at_the_start_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody has foreseen reaches the program that embeds the gateway, with its traceback."""
+    """An unforeseen error reaches the program that embeds the gateway, with its traceback."""
 
     async def fail(self: Gateway) -> None:
         raise RuntimeError("the real cause")

@@ -154,7 +154,7 @@ def _nothing_needs_a_look(path: Path) -> str:
 
 def _open_files_are_enough(path: Path) -> str:
     try:
-        limit: int = OperatorClient(path).get("/operator/status")["openFilesLimit"]
+        limit: int = OperatorClient(path).get("/operator/status").get("openFilesLimit", -1)
     except Refusal:
         return "not known while no gateway runs"
     if 0 <= limit < LEAST_OPEN_FILES:

@@ -18,6 +18,7 @@ HEADER_SECONDS: Final = 10.0
 REQUEST_SECONDS: Final = 30.0
 # How long a caller may take nothing of what it is sent.
 UNREAD_SECONDS: Final = 60.0
+_LAST_LOOK_SECONDS: Final = 0.1
 _UNFINISHED: Final = (h11.IDLE, h11.SEND_BODY)
 
 
@@ -57,6 +58,10 @@ class PatientHttp(H11Protocol):
         self._wait(self.header_seconds)
 
     def data_received(self, data: bytes) -> None:
+        if self._slot is not None:
+            self._slot.add_bytes(len(data))
+            if not self._slot.is_open:
+                return
         had_headers = self.conn.their_state is h11.SEND_BODY
         super().data_received(data)
         # A WebSocket has taken the connection over, and is quiet for as long as it likes.
@@ -81,7 +86,8 @@ class PatientHttp(H11Protocol):
             if self.conn.their_state is h11.SEND_BODY:
                 self._wait(self.request_seconds)
             if self._slot is not None:
-                self._slot.wait()
+                self._slot.release_bytes()
+                self._slot.note_idle()
         else:
             # The next request came along with the one before.
             self._note_work()
@@ -109,7 +115,7 @@ class PatientHttp(H11Protocol):
         """A whole request is here. A stranger's is answered in time; one that has proved itself may wait for mail."""
         self._stop_waiting()
         if self._slot is not None:
-            self._slot.work()
+            self._slot.note_busy()
             if self.transport.get_protocol() is self:
                 self._wait(self.request_seconds)
 
@@ -123,6 +129,10 @@ class PatientHttp(H11Protocol):
             self._given_up = None
 
     def _give_up(self) -> None:
+        # A process that stood still finds its timers due before it has read what has arrived meanwhile.
+        self._given_up = self.loop.call_later(_LAST_LOOK_SECONDS, self._end_unless_done)
+
+    def _end_unless_done(self) -> None:
         self._given_up = None
         is_answered = self.conn.their_state not in _UNFINISHED
         if not (is_answered and self._slot is not None and self._slot.is_proven):

@@ -77,7 +77,7 @@ def _check_host(host: str, names: frozenset[str]) -> None:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
         name = ""
-    # An address was not looked up, so nobody can have lied about it.
+    # An address needs no look-up, so DNS cannot have been tampered with.
     if name in names or _is_address(name):
         return
     raise Refusal(
