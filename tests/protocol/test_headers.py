@@ -1,5 +1,7 @@
 """The header convention of plain-text messages."""
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from agentpost.protocol.headers import (
     HeaderKind,
     parse_headers,
     render_headers,
+    with_headers,
 )
 from agentpost.protocol.payloads import Priority
 
@@ -135,3 +138,33 @@ def test_any_text_is_a_message(text: str):
     parsed = parse_headers(text)
     assert parse_headers(render_headers(parsed)) == parsed
     assert text.endswith(parsed.body)
+
+
+@pytest.mark.req("OPS-7")
+@pytest.mark.parametrize(
+    ("text", "headers", "expected"),
+    [
+        ("Go.", {}, "Go."),
+        (None, {}, None),
+        (None, {"thread": "release 1.3"}, "thread: release 1.3\n\n"),
+        ("Go.", {"kind": HeaderKind.REQUEST}, "kind: request\n\nGo."),
+        (
+            "kind: status\npriority: high\nticket: 42\n\nGo.",
+            {"kind": HeaderKind.RESULT, "thread": "release 1.3"},
+            "kind: result\npriority: high\nthread: release 1.3\nticket: 42\n\nGo.",
+        ),
+        ("kind: status\n\nGo.", {}, "kind: status\n\nGo."),
+    ],
+    ids=str,
+)
+def test_headers_are_added_to_what_a_text_has_already(text: str | None, headers: Any, expected: str | None) -> None:
+    """What is given counts before what the text says; everything else stays as it was written."""
+    assert with_headers(text, **headers) == expected
+
+
+@pytest.mark.req("OPS-7")
+def test_a_thread_of_two_lines_is_refused() -> None:
+    """A header is one line: a second one would pass for another header, or for the body."""
+    with pytest.raises(Refusal) as caught:
+        with_headers("Go.", thread="release\nkind: alert")
+    assert caught.value.field == "thread"

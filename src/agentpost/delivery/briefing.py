@@ -12,6 +12,7 @@ from agentpost.protocol.envelope import (
     TaskFailedEvent,
     TaskUpdateEvent,
 )
+from agentpost.protocol.headers import parse_headers
 from agentpost.protocol.payloads import Priority
 from agentpost.protocol.tasks import TASK_EVENTS
 
@@ -22,6 +23,7 @@ ASKING: Final = (MessageEvent, TaskCreateEvent)
 
 
 def engagement_of(event: Event, agent_id: str, *, attempt: int, content: Content) -> Engagement:
+    headed = parse_headers(content.body or "")
     return Engagement(
         event_id=event.event_id,
         corr_id=event.corr_id,
@@ -31,7 +33,9 @@ def engagement_of(event: Event, agent_id: str, *, attempt: int, content: Content
         from_node_id=event.source_node_id,
         created_at=event.created_at,
         attempt=attempt,
-        priority=event.payload.priority if isinstance(event, ASKING) else Priority.NORMAL,
+        priority=headed.priority or (event.payload.priority if isinstance(event, ASKING) else Priority.NORMAL),
+        header_kind=headed.kind,
+        thread=headed.thread,
         expects_reply=_expects_reply(event),
         ref_event_id=event.payload.ref_event_id if isinstance(event, ReplyEvent) else None,
         task=_brief(event) if type(event) in TASK_EVENTS else None,

@@ -23,6 +23,7 @@ from agentpost.delivery.sealing import Sealer
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event, MessageEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.headers import HeaderKind, parse_headers
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import AckType, Kind, Priority
 from agentpost.store.interface import Store
@@ -37,6 +38,7 @@ _LONGEST_SUBJECT: Final = 1_000
 class InboxLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """One message as a list shows it. `subject` is None where there is none, or where it cannot be opened.
 
+    `header_kind` and `thread` are what the headers of its body say, and `priority`, where they say it (OPS-7).
     A list is bounded: of a long subject it has the beginning, and the message itself has all of it.
     """
 
@@ -56,6 +58,8 @@ class InboxLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults
     outcome: Outcome | None = None
     error: str | None = None
     subject: str | None = None
+    header_kind: HeaderKind | None = None
+    thread: str | None = None
     problem: str | None = None
     inbox_seq: int
 
@@ -210,6 +214,7 @@ def answered_before(kept: KeptAnswer) -> Answered:
 def _line(item: BacklogItem, content: Content, problem: str | None) -> InboxLine:
     event, entry = decode_event(item.raw), item.entry
     subject = content.subject or content.title
+    headed = parse_headers(content.body or "")
     return InboxLine(
         event_id=entry.event_id,
         corr_id=event.corr_id,
@@ -221,12 +226,14 @@ def _line(item: BacklogItem, content: Content, problem: str | None) -> InboxLine
         accepted_at_ms=entry.accepted_at_ms,
         state=entry.state,
         attempts=entry.attempts,
-        priority=_priority(event),
+        priority=headed.priority or _priority(event),
         expects_reply=isinstance(event, MessageEvent) and event.payload.expects_reply,
         is_read=entry.read_at_ms is not None,
         outcome=entry.outcome,
         error=entry.error,
         subject=subject and subject[:_LONGEST_SUBJECT],
+        header_kind=headed.kind,
+        thread=headed.thread and headed.thread[:_LONGEST_SUBJECT],
         problem=problem,
         inbox_seq=entry.inbox_seq,
     )

@@ -12,6 +12,7 @@ from msgspec import Struct
 from agentpost.delivery.lanes import Mail
 from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import Event, SignalEvent
+from agentpost.protocol.headers import HeaderKind
 from agentpost.protocol.ids import CorrId, EventId, TaskId
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import RoomSnapshot
@@ -117,6 +118,9 @@ class Engagement(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     created_at: str
     attempt: int
     priority: Priority = Priority.NORMAL
+    # OPS-7: what the headers of the body say.
+    header_kind: HeaderKind | None = None
+    thread: str | None = None
     expects_reply: bool = False
     ref_event_id: EventId | None = None
     # What a task is, or what the event says of one.

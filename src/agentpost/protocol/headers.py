@@ -28,7 +28,7 @@ import msgspec
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.payloads import Priority
 
-__all__ = ["HeadedText", "HeaderKind", "parse_headers", "render_headers"]
+__all__ = ["HeadedText", "HeaderKind", "parse_headers", "render_headers", "with_headers"]
 
 
 class HeaderKind(StrEnum):
@@ -92,6 +92,16 @@ def render_headers(text: HeadedText) -> str:
     known = [f"{name}: {value}" for name, value in values if value is not None]
     others = [f"{name}: {value}".rstrip() for name, value in text.extra]
     return "\n".join([*(known or ["kind:"]), *others]) + "\n\n" + text.body
+
+
+def with_headers(text: str | None, *, kind: HeaderKind | None = None, thread: str | None = None) -> str | None:
+    """The text with these headers. Headers that it has already stay, apart from those that are given here."""
+    if kind is None and not thread:
+        return text
+    headed = parse_headers(text or "")
+    return render_headers(
+        msgspec.structs.replace(headed, kind=kind or headed.kind, thread=thread or headed.thread),
+    )
 
 
 def _parse_block(text: str) -> HeadedText | None:

@@ -147,10 +147,11 @@ class Contexts:
             headed = parse_headers(text)
             priority = headed.priority or getattr(event.payload, "priority", Priority.NORMAL)
             kind = event.kind.value if headed.kind is None else headed.kind.value
+            thread = "" if headed.thread is None else f" [{_short(headed.thread)}]"
             subject = "" if content.subject is None else f" {_short(content.subject)}:"
             line = (
                 f"{kind} {event.event_id} from {event.source_agent_id} at {event.created_at} "
-                f"({Priority(priority).value}):{subject} {_short(headed.body)}"
+                f"({Priority(priority).value}){thread}:{subject} {_short(headed.body)}"
             )
             found.append((_URGENCY[Priority(priority)], item.entry.inbox_seq, line))
         yield from (line for _, _, line in sorted(found))

@@ -38,6 +38,7 @@ from agentpost.edges.cli.output import (
 )
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.headers import HeaderKind
 from agentpost.protocol.payloads import Kind, Priority
 from agentpost.protocol.snapshot import MOST_NOT_TAKEN, MOST_WAITING
 
@@ -51,6 +52,14 @@ _BACKLOG: Final = 10
 
 # As `delivery.dispatch` has them, which takes longer to load than the command to run.
 Resolution = Literal["retry", "settle"]
+KindOption = Annotated[
+    HeaderKind | None,
+    typer.Option("--kind", help="Header: what the message is, e.g. request.", show_default=False),
+]
+ThreadOption = Annotated[
+    str | None,
+    typer.Option("--thread", help='Header: what the message is about, e.g. "release 1.3".', show_default=False),
+]
 AgentOption = Annotated[
     str | None, typer.Option("--agent", "-a", help="The agent; the only one here without it.", show_default=False)
 ]
@@ -78,6 +87,8 @@ def send(
     ] = None,
     subject: Annotated[str | None, typer.Option("--subject", "-s", help="In a few words.")] = None,
     priority: Annotated[Priority, typer.Option("--priority", help="How urgent it is.")] = Priority.NORMAL,
+    kind: KindOption = None,
+    thread: ThreadOption = None,
     ttl: Annotated[
         int | None,
         typer.Option(
@@ -119,6 +130,8 @@ def send(
             "subject": subject,
             "body": body_of(body),
             "priority": priority,
+            "kind": kind,
+            "thread": thread,
             "expectsReply": wait is not None,
             "ttlSeconds": ttl,
         },
@@ -163,7 +176,7 @@ def inbox(
             "" if line.get("isRead") else "[bold]new[/bold]",
             line["eventId"],
             escape(f"{line['fromAgentId']}@{line['fromNodeId']}"),
-            escape(line.get("subject") or line.get("problem") or ""),
+            escape(_subject_of(line)),
             _state_of(line),
             ago(now_ms - line["acceptedAtMs"]),
         )
@@ -249,6 +262,8 @@ def read(
     stdout.print(f"[dim]sent[/dim]    {escape(line['createdAt'])}", highlight=False, soft_wrap=True)
     if line["kind"] != Kind.MESSAGE:
         stdout.print(f"[dim]kind[/dim]    {escape(line['kind'])}", highlight=False)
+    if line.get("priority", Priority.NORMAL) != Priority.NORMAL:
+        stdout.print(f"[dim]priority[/dim] {line['priority']}", highlight=False)
     stdout.print(f"[dim]subject[/dim] {escape(content.get('subject') or '')}", highlight=False, soft_wrap=True)
     for name, said in other_words(content):
         print_said(said, after=f"[dim]{escape(name)}[/dim]")
@@ -263,6 +278,8 @@ def reply(
     event_id: Annotated[str, typer.Argument(help="The message to answer.")],
     body: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
     agent: AgentOption = None,
+    kind: KindOption = None,
+    thread: ThreadOption = None,
     key: KeyOption = None,
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
@@ -271,7 +288,7 @@ def reply(
     client = OperatorClient(home_of(None, home=home))
     text = body_of(body)
     path = path_of("ansible", "agents", agent or only_agent(client), "inbox", event_id, "reply")
-    answered: dict[str, Any] = post_once(client, path, {"body": text}, key)
+    answered: dict[str, Any] = post_once(client, path, {"body": text, "kind": kind, "thread": thread}, key)
     if output is Format.JSON:
         print_json(answered)
     else:
@@ -310,6 +327,13 @@ def resolve(
         print_json(done)
     else:
         stdout.print(f"{escape(event_id)}: {done['how']}", highlight=False)
+
+
+def _subject_of(line: dict[str, Any]) -> str:
+    """The subject, after what the headers of the message say of it."""
+    headers = ", ".join(line[name] for name in ("headerKind", "thread") if line.get(name))
+    subject = line.get("subject") or line.get("problem") or ""
+    return f"[{headers}] {subject}".rstrip() if headers else subject
 
 
 def _state_of(line: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
 from agentpost.edges.http.parameters import CARRIES_CONTENT, HIGHEST_SEQ, IdempotencyKey, key_in
 from agentpost.edges.operations.mail import reply_once, request_of, send_once
 from agentpost.edges.operations.messages import Outgoing
+from agentpost.protocol.headers import HeaderKind, with_headers
 from agentpost.protocol.ids import EventId
 
 __all__ = ["mail_routes"]
@@ -38,9 +39,13 @@ class NewMessage(Outgoing, frozen=True, kw_only=True, rename="camel", forbid_unk
 
 
 class NewReply(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """`kind` and `thread` become headers of the body."""
+
     subject: str | None = None
     body: str | None = None
     context: Any = None
+    kind: HeaderKind | None = None
+    thread: str | None = None
 
 
 class Resolve(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -83,7 +88,8 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         agent_id: str, event_id: str, data: Annotated[NewReply, Body()], idempotency_key: IdempotencyKey = None
     ) -> Answered:
         """Answered once the reply is durable. A message that was still open is settled by it."""
-        content = Content(subject=data.subject, body=data.body, context=data.context)
+        body = with_headers(data.body, kind=data.kind, thread=data.thread)
+        content = Content(subject=data.subject, body=body, context=data.context)
         return await reply_once(engine, agent_id, EventId(event_id), content, key=key_in(idempotency_key))
 
     @post(

@@ -18,7 +18,9 @@ from agentpost.edges.operations.calling import Caller, Desk, Done, Effect, Opera
 from agentpost.edges.operations.messages import MarkArgs, Marked, Messages, Opened, Outgoing, ReadArgs, SendArgs, Sent
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.headers import parse_headers, with_headers
 from agentpost.protocol.ids import CorrId, EventId
+from agentpost.protocol.payloads import Priority
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.values import LedgerState
 
@@ -181,7 +183,8 @@ async def _reply(desk: Desk, caller: Caller, args: SendArgs, reply_to: str) -> D
     if args.wait_seconds:
         raise Refusal(Code.INVALID_FIELD, "a reply is not waited for", field="args.waitSeconds")
     _expect_own(desk, caller, reply_to)
-    content = Content(subject=args.subject, body=args.body, context=args.context)
+    body = with_headers(args.body, kind=args.kind, thread=args.thread)
+    content = Content(subject=args.subject, body=body, context=args.context)
     key = args.idempotency_key or caller.idempotency_key
     answer = await reply_once(desk.engine, caller.agent_id, EventId(reply_to), content, key=key)
     return Done(Sent(event_id=answer.event_id, corr_id=answer.corr_id, settled=answer.settled), answer.corr_id)
@@ -211,13 +214,17 @@ async def reply_once(
 
 
 def request_of(engine: Engine, agent_id: str, message: Outgoing) -> SendRequest:
-    """A message of an agent as the engine takes it."""
+    """A message of an agent as the engine takes it. A priority that its own headers name counts, too (OPS-7)."""
+    body = with_headers(message.body, kind=message.kind, thread=message.thread)
+    priority = message.priority
+    if priority is Priority.NORMAL and body:
+        priority = parse_headers(body).priority or priority
     return SendRequest(
         source_agent_id=agent_id,
         to_agents=message.to_agents,
         required_capabilities=message.required_capabilities,
-        content=Content(subject=message.subject, body=message.body, context=message.context),
-        priority=message.priority,
+        content=Content(subject=message.subject, body=body, context=message.context),
+        priority=priority,
         expects_reply=message.expects_reply,
         expires_at=_expires_at(engine, message.ttl_seconds),
         corr_id=None if message.corr_id is None else CorrId(message.corr_id),

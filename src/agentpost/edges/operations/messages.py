@@ -10,6 +10,7 @@ from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
 from agentpost.delivery.sent import SentTo
 from agentpost.edges.operations.calling import NOTICE, IdempotencyKey
+from agentpost.protocol.headers import HeaderKind
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.payloads import Priority
 from agentpost.protocol.routing import Rejected
@@ -91,6 +92,8 @@ class Outgoing(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
     body: Annotated[str | None, Meta(description="What you want to say.")] = None
     context: Annotated[Any, Meta(description="Data that goes with it.")] = None
     priority: Priority = Priority.NORMAL
+    kind: Annotated[HeaderKind | None, Meta(description="What you want with it; a header of the body.")] = None
+    thread: Annotated[str | None, Meta(description="What it is about, e.g. release 1.3; a header of the body.")] = None
     expects_reply: bool = False
     ttl_seconds: Annotated[int | None, Meta(description="Not to be delivered after so long.")] = None
     corr_id: Annotated[str | None, Meta(description="The conversation; a new one without it.")] = None

@@ -15,6 +15,7 @@ from agentpost.delivery.sent import SentMessage
 from agentpost.delivery.trace import TraceStep
 from agentpost.edges.sdk.blocking_parts import SyncMailbox, SyncTaskCalls
 from agentpost.edges.sdk.client import Client
+from agentpost.protocol.headers import HeaderKind
 from agentpost.protocol.payloads import Priority
 
 __all__ = ["SyncClient"]
@@ -73,6 +74,8 @@ class SyncClient:
         subject: str | None = None,
         context: Any = None,
         priority: Priority = Priority.NORMAL,
+        kind: HeaderKind | None = None,
+        thread: str | None = None,
         ttl_seconds: int | None = None,
         expects_reply: bool = False,
         corr_id: str | None = None,
@@ -85,6 +88,8 @@ class SyncClient:
                 subject=subject,
                 context=context,
                 priority=priority,
+                kind=kind,
+                thread=thread,
                 ttl_seconds=ttl_seconds,
                 expects_reply=expects_reply,
                 corr_id=corr_id,
@@ -99,11 +104,19 @@ class SyncClient:
         *,
         timeout_seconds: float,
         subject: str | None = None,
+        kind: HeaderKind | None = None,
+        thread: str | None = None,
         idempotency_key: str | None = None,
     ) -> str | None:
         return self._wait(
             self._client.ask(
-                to, body, timeout_seconds=timeout_seconds, subject=subject, idempotency_key=idempotency_key
+                to,
+                body,
+                timeout_seconds=timeout_seconds,
+                subject=subject,
+                kind=kind,
+                thread=thread,
+                idempotency_key=idempotency_key,
             )
         )
 
@@ -132,10 +145,20 @@ class SyncClient:
         *,
         subject: str | None = None,
         context: Any = None,
+        kind: HeaderKind | None = None,
+        thread: str | None = None,
         idempotency_key: str | None = None,
     ) -> Answered:
         return self._wait(
-            self._client.reply(event_id, body, subject=subject, context=context, idempotency_key=idempotency_key)
+            self._client.reply(
+                event_id,
+                body,
+                subject=subject,
+                context=context,
+                kind=kind,
+                thread=thread,
+                idempotency_key=idempotency_key,
+            )
         )
 
     def dismiss(self, event_id: str) -> bool:

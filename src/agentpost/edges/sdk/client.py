@@ -28,6 +28,7 @@ from agentpost.edges.operator_client import new_retry_key, path_of
 from agentpost.edges.sdk.tasks import TaskCalls
 from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.headers import HeaderKind
 from agentpost.protocol.payloads import Priority
 
 __all__ = ["Client"]
@@ -123,12 +124,16 @@ class Client:
         subject: str | None = None,
         context: Any = None,
         priority: Priority = Priority.NORMAL,
+        kind: HeaderKind | None = None,
+        thread: str | None = None,
         ttl_seconds: int | None = None,
         expects_reply: bool = False,
         corr_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Receipt:
         """Send a message. When this returns it is durable, and the receipt says who of its recipients is away.
+
+        `kind` and `thread` become headers of the body, which lists and agents read.
 
         The same `idempotency_key` gives the same receipt for 24 hours, e.g. after this program was restarted. Without
         one, a call whose answer was lost is repeated all the same, and the message is sent once.
@@ -140,6 +145,8 @@ class Client:
             "body": body,
             "context": context,
             "priority": priority,
+            "kind": kind,
+            "thread": thread,
             "ttlSeconds": ttl_seconds,
             "expectsReply": expects_reply,
             "corrId": corr_id,
@@ -154,6 +161,8 @@ class Client:
         *,
         timeout_seconds: float,
         subject: str | None = None,
+        kind: HeaderKind | None = None,
+        thread: str | None = None,
         idempotency_key: str | None = None,
     ) -> str | None:
         """Send a message to one agent and wait for its reply; None if it was handled without one.
@@ -161,7 +170,15 @@ class Client:
         A message that cannot be delivered, or that its agent could not handle, is a `Refusal` that says why. After
         `timeout_seconds` it is a `TimeoutError`; the message is on its way all the same.
         """
-        receipt = await self.send(to, body, subject=subject, expects_reply=True, idempotency_key=idempotency_key)
+        receipt = await self.send(
+            to,
+            body,
+            subject=subject,
+            kind=kind,
+            thread=thread,
+            expects_reply=True,
+            idempotency_key=idempotency_key,
+        )
         sent = await self.ended(receipt.event_id, timeout_seconds=timeout_seconds)
         (delivery,) = sent.deliveries
         if not delivery.is_over:
@@ -214,10 +231,12 @@ class Client:
         *,
         subject: str | None = None,
         context: Any = None,
+        kind: HeaderKind | None = None,
+        thread: str | None = None,
         idempotency_key: str | None = None,
     ) -> Answered:
         """Answer a message. One that is still open is settled by it."""
-        said = Content(subject=subject, body=body, context=context)
+        said = {"subject": subject, "body": body, "context": context, "kind": kind, "thread": thread}
         key = idempotency_key or new_retry_key()
         return msgspec.convert(await self.calls.post(f"{self._mail(event_id)}/reply", said, key=key), Answered)
 
