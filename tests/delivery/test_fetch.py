@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agentpost.delivery.frames import Chunk, GetChunk, decode_frame, encode_frame
 from agentpost.delivery.intake import NewBlob
+from agentpost.delivery.keeping import Keeper
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.errors import Code
 from agentpost.protocol.payloads import PayloadRef
@@ -277,3 +278,44 @@ async def test_a_payload_that_is_pruned_while_a_piece_of_it_comes_is_fetched_ane
     await b.hub.tick()
     await settle(pipe)
     assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_payload_that_the_disk_has_altered_is_fetched_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage that a check of the addresses finds is mended from the source, and the agents that wait hear of it."""
+    a, b = await world.add("node-a", "ada"), await world.add("node-b", "bob")
+    blob = await _send_large(a, "bob")
+    pipe = Pipe(a, b)
+    await settle(pipe)
+    good, damaged = b.store.chunk(blob.sha256, 1), bytearray(b.store.chunk(blob.sha256, 1) or b"")
+    damaged[1_000] ^= 4
+    chunk = b.store.chunk
+    is_damaged = True
+
+    def altered(sha256: str, part: int) -> bytes | None:
+        return bytes(damaged) if is_damaged and part == 1 else chunk(sha256, part)
+
+    monkeypatch.setattr(b.store, "chunk", altered)
+    keeper = Keeper(store=b.store, room=world.room, clock=world.clock, wakeups=b.wakeups, renew=b.hub.fetcher.renew)
+    b.woken.clear()
+    await keeper.check_payloads()
+    assert not _is_here(b, blob)
+    is_damaged = False
+    await settle(pipe)
+    assert _is_here(b, blob)
+    assert b.store.chunk(blob.sha256, 1) == good
+    assert b.woken == ["bob"]
+    await keeper.check_payloads()
+    await keeper.check_payloads()
+    assert _is_here(b, blob)
+
+
+@pytest.mark.req("PIPE-5")
+async def test_a_damaged_payload_that_no_other_gateway_has_is_not_thrown_away(world: World) -> None:
+    """What this gateway sent itself cannot be had again: it stays, and a check goes on telling of it."""
+    a, _ = await world.add("node-a", "ada"), await world.add("node-b", "bob")
+    blob = await _send_large(a, "bob")
+    await a.hub.fetcher.renew(blob.sha256)
+    assert _is_here(a, blob)

@@ -97,6 +97,22 @@ def test_check_says_that_a_home_is_whole(filled_home: Path) -> None:
     assert report["outboxLastSeq"] == 3
 
 
+def test_check_says_what_is_damaged_and_what_to_do(filled_home: Path) -> None:
+    """A bit that has changed is told with its place and a next step; the exit code is 1."""
+    database = filled_home / "agentpost.db"
+    content = bytearray(database.read_bytes())
+    content[4096 * 2 + 4000] ^= 1
+    database.write_bytes(content)
+    shown = run("store", "check", "--repair", "--home", str(filled_home))
+    assert shown.returncode == 1
+    assert "problem page 3 of the file, in outbox, is not as it was written" in " ".join(shown.stdout.split())
+    assert "what to do" in shown.stdout
+    report = json.loads(run("store", "check", "--home", str(filled_home), "-o", "json").stdout)
+    assert report["pagesChecked"] == report["pages"]
+    assert report["remedies"]
+    assert report["droppedPayloads"] == []
+
+
 def test_check_finds_the_only_home_by_itself(filled_home: Path, tmp_path: Path) -> None:
     """With one home in ~/.agentpost nobody has to say which; with two, the answer names both."""
     homes = tmp_path / "user" / ".agentpost"

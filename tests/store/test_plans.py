@@ -17,14 +17,29 @@ from agentpost.store.queries import SQL, migrations
 PLANS = Path(__file__).with_name("plans.txt")
 
 # Tables that stay small, whatever a gateway does: one row, or one for each node, agent, key or room update.
-SMALL = {"gateway", "agents", "cursors", "known_nodes", "mirrors", "subscribers", "token_keys", "room_log", "walk"}
+SMALL = {
+    "gateway",
+    "agents",
+    "cursors",
+    "known_nodes",
+    "mirrors",
+    "subscribers",
+    "token_keys",
+    "room_log",
+    "walk",
+    "page_sums",
+}
 # What goes through all of a larger table, or sorts, and may.
 SCANS = {
     # For `store check` alone, beside a reading of everything.
     "count_inbox": "store check",
     "count_outbox": "store check",
     "count_streams": "store check",
+    "chunks_without_blob": "store check",
+    "events_without_mirror": "store check",
+    "ledger_of_other_event": "store check",
     "ledger_without_inbox": "store check",
+    "tables_of_pages": "store check, where pages are damaged",
     # By the row id, and with a limit: the first rows, or the last.
     "agent_sessions": "newest first, with a limit",
     "is_time_for_sweep": "the first row",
@@ -49,6 +64,8 @@ SORTS = {
     "page_in_flight": "what is in flight, which is little",
     "unaccepted_by": "a page",
     "unaccepted_counts": "one row for each gateway",
+    "sources_of_payload": "one row for each gateway",
+    "tables_of_pages": "store check, where pages are damaged",
     "waiting_agents": "one row for each agent",
 }
 

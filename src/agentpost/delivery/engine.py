@@ -75,7 +75,15 @@ class Engine:
         self.wakeups = wakeups = Wakeups()
         self.maker = maker = EventMaker(node_id=store.node_id, clock=clock, ids=ids)
         self.keys = IdempotencyKeys(store=store, clock=clock)
-        self.sealer = Sealer(node_id=store.node_id, sealing=sealing, room=room, clock=clock, chance=chance, store=store)
+        self.sealer = Sealer(
+            node_id=store.node_id,
+            sealing=sealing,
+            room=room,
+            clock=clock,
+            chance=chance,
+            store=store,
+            on_damaged=self._payload_damaged,
+        )
         self.publisher = Publisher(
             store=store,
             room=room,
@@ -174,7 +182,14 @@ class Engine:
         wakeups.listen(taken=tally.took, signals=self._signals_heard, repeats=self._repeats_heard)
         self._clock_check = ClockCheck(store=store, room=room, clock=clock)
         self.keeper = Keeper(
-            store=store, room=room, clock=clock, wakeups=wakeups, policy=policy, copies=copies, readers=readers
+            store=store,
+            room=room,
+            clock=clock,
+            wakeups=wakeups,
+            policy=policy,
+            copies=copies,
+            readers=readers,
+            renew=self.links.fetcher.renew,
         )
 
     async def start(self) -> None:
@@ -191,6 +206,9 @@ class Engine:
     def metrics(self) -> DeliveryMetrics:
         """How delivery is doing, as far as this gateway sees it."""
         return self._meter.read(now_ms=self.clock.now_ms(), room=self.room.snapshot())
+
+    def _payload_damaged(self, sha256: str) -> None:
+        self._tasks.spawn(self.links.fetcher.renew(sha256), name="damaged payload")
 
     def _signals_heard(self, signals: Sequence[SignalEvent]) -> None:
         self.retrier.hear(signals)

@@ -157,6 +157,18 @@ class BlobFetcher:
             wanted.agent_ids.update(blob.agent_ids)
         self._ask_for_waiting()
 
+    async def renew(self, sha256: str) -> None:
+        """Fetch a payload again whose bytes have changed on the disk. Without another gateway that has it, it stays."""
+        sources, blob = self._store.payload_sources(sha256), self._store.blob(sha256)
+        if not sources or blob is None:
+            _log.error("the payload %s is damaged, and no other gateway has it", sha256)
+            return
+        _log.error("the payload %s is damaged; it is fetched again from %s", sha256, ", ".join(sources))
+        await self._store.drop_blob(sha256)
+        self.want([NewBlob(source_node_id=each, sha256=sha256, size_bytes=blob.size_bytes) for each in sources])
+        # Those who wait for it now.
+        self.want_backlog()
+
     def is_awaited(self, sha256: str) -> bool:
         """Whether the payload is on its way here."""
         return sha256 in self._wanted

@@ -6,7 +6,8 @@ except for mirrors: there it is whatever every reader has, and beyond the retent
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import sha256
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.interface import Store
-from agentpost.store.values import Cursor, MirrorPosition, Watermarks
+from agentpost.store.values import Blob, Cursor, MirrorPosition, Watermarks
 from agentpost.tasks import TaskOwner
 from agentpost.world import Clock
 
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 # What one transaction prunes: a few milliseconds of the writer.
 _STEP: Final = 1_000
 _PAYLOADS_A_STEP: Final = 256
+# Some tenths of a second of hashing, chunk by chunk.
+_BYTES_CHECKED_A_ROUND: Final = 64 * 1024 * 1024
 _FIRST_COPIES_A_ROUND: Final = 1
 # So many names of any length have room in one record.
 MOST_AGENTS_TOLD: Final = 24
@@ -84,7 +87,10 @@ class Kept(Struct, frozen=True, kw_only=True):
 
 
 class Keeper:
-    """`readers` gives the cursors that the room has of one source; without it a mirror keeps to its retention."""
+    """`readers` gives the cursors that the room has of one source; without it a mirror keeps to its retention.
+
+    `renew` fetches a payload again that is damaged.
+    """
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class Keeper:
         policy: DeliveryPolicy | None = None,
         copies: RoomCopies | None = None,
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
+        renew: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._room = room
@@ -103,6 +110,9 @@ class Keeper:
         self._policy = policy or DeliveryPolicy()
         self._copies = copies
         self._readers = readers
+        self._renew = renew
+        # How far the payloads were held against their addresses.
+        self._checked_through = ""
         self._held_after: Callable[[str, str], int | None] = lambda _node_id, _epoch: None
         self._tasks = TaskOwner("keeper")
         self._changed = asyncio.Event()
@@ -205,11 +215,38 @@ class Keeper:
         # PIPE-7: the window stays also where everybody has read on.
         return max(needed_from - 1 - self._policy.retention_events, beyond_retention, 0)
 
+    async def check_payloads(self) -> None:
+        """Hold some payloads against their addresses, and have the damaged ones fetched again (PIPE-5)."""
+        seen_bytes = 0
+        while seen_bytes < _BYTES_CHECKED_A_ROUND:
+            page = self._store.payloads(after_sha256=self._checked_through, limit=1)
+            if not page:
+                self._checked_through = ""
+                return
+            (blob,) = page
+            self._checked_through = blob.sha256
+            seen_bytes += blob.size_bytes
+            if blob.complete and self._renew is not None and await self._is_damaged(blob):
+                await self._renew(blob.sha256)
+
+    async def _is_damaged(self, blob: Blob) -> bool:
+        digest = sha256()
+        for part in range(blob.chunks):
+            data = self._store.chunk(blob.sha256, part)
+            if data is None and self._store.blob(blob.sha256) is None:
+                # It was pruned meanwhile.
+                return False
+            digest.update(data or b"")
+            # Other work comes between two chunks.
+            await asyncio.sleep(0)
+        return digest.hexdigest() != blob.sha256
+
     async def _keep_on(self) -> None:
         while True:
             await asyncio.sleep(self._policy.keep_every_seconds)
             try:
                 kept = await self.keep()
+                await self.check_payloads()
             except Refusal as refusal:
                 _log.error("nothing could be pruned: %s", refusal.message)
                 continue

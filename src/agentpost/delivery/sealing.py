@@ -8,7 +8,8 @@ zeros, which under a second key it would not: all recipients read the same.
 Knows nothing of routes. What comes from others and does not open is a `Refusal`, which never repeats content.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final, TypeVar, cast
 
 from cryptography.exceptions import InvalidTag
@@ -73,10 +74,12 @@ class Sealer:
         clock: Clock,
         chance: Chance,
         store: Store | None = None,
+        on_damaged: Callable[[str], None] | None = None,
     ) -> None:
         self._node_id = node_id
         self._chance = chance
         self._store = store
+        self._on_damaged = on_damaged
         self._wrapper = KeyWrapper(node_id=node_id, sealing=sealing, room=room, clock=clock, chance=chance)
 
     def seal(self, content: Content, *, event_id: EventId, to_nodes: Sequence[str]) -> Sealed:
@@ -147,20 +150,19 @@ class Sealer:
         key = self._key(event, ref.suite, ref.keys, _bound_to(event.event_id, event.source_node_id))
         blob = None if self._store is None else self._store.blob(ref.sha256)
         if self._store is None or blob is None or not blob.complete:
-            raise Refusal(
-                Code.UNAVAILABLE,
-                f"the content of {event.event_id} is not here yet",
-                field="payloadRef",
-                corr_id=event.corr_id,
-                hint="It is fetched from the sender's gateway; try again once that can be reached.",
-            )
+            raise _not_here(event)
         if blob.size_bytes != ref.size_bytes or blob.size_bytes > MAX_PAYLOAD_BYTES:
             raise _altered(event)
         chunks = [self._store.chunk(ref.sha256, part) for part in range(blob.chunks)]
         try:
             opened = open_blob([chunk for chunk in chunks if chunk is not None], key)
         except Refusal:
-            raise _altered(event) from None
+            if sha256(b"".join(chunk or b"" for chunk in chunks)).hexdigest() == ref.sha256:
+                raise _altered(event) from None
+            # The disk has altered it, not its sender.
+            if self._on_damaged is not None:
+                self._on_damaged(ref.sha256)
+            raise _not_here(event) from None
         return _committed(event, opened)
 
     def _key(self, event: Event, suite: str, keys: Mapping[str, bytes], bound_to: bytes) -> bytes:
@@ -200,6 +202,16 @@ def _committed(event: Event, opened: bytes) -> bytes:
     if not opened.startswith(_COMMITMENT):
         raise _altered(event)
     return opened[len(_COMMITMENT) :]
+
+
+def _not_here(event: Event) -> Refusal:
+    return Refusal(
+        Code.UNAVAILABLE,
+        f"the content of {event.event_id} is not here yet",
+        field="payloadRef",
+        corr_id=event.corr_id,
+        hint="It is fetched from the sender's gateway; try again once that can be reached.",
+    )
 
 
 def _altered(event: Event) -> Refusal:

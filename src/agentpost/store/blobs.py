@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec import Struct
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.store.database import Database
+from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
 from agentpost.store.rules import check_address, check_blob, check_chunk, expect_blob
 from agentpost.store.transaction import Transaction
@@ -27,8 +27,10 @@ __all__ = [
     "chunk",
     "complete_blob",
     "drop_blob",
+    "is_damaged",
     "missing_chunks",
     "open_blob",
+    "payloads",
     "put_chunk",
     "seal_blob",
 ]
@@ -114,13 +116,30 @@ def drop_blob(tx: Transaction, sha256: str) -> None:
 
 def blob(database: Database, sha256: str) -> Blob | None:
     row = database.row(SQL.blob, (sha256,))
-    if row is None:
-        return None
+    return None if row is None else _blob(row)
+
+
+def _blob(row: Row) -> Blob:
     return Blob(sha256=row[0], size_bytes=row[1], chunk_bytes=row[2], chunks=row[3], complete=bool(row[4]))
 
 
 def chunk(database: Database, sha256: str, part: int) -> bytes | None:
     return database.value(SQL.chunk, (sha256, part))
+
+
+def payloads(database: Database, after_sha256: str, limit: int) -> list[Blob]:
+    return [_blob(row) for row in database.rows(SQL.blobs_in_order, (after_sha256, limit))]
+
+
+def is_damaged(database: Database, described: Blob) -> bool:
+    """Whether a payload that is all there has other bytes than those of its address (PIPE-5)."""
+    if not described.complete:
+        return False
+    digest, size = hashlib.sha256(), 0
+    for data in _chunks(database, described):
+        digest.update(data)
+        size += len(data)
+    return (digest.hexdigest(), size) != (described.sha256, described.size_bytes)
 
 
 def missing_chunks(database: Database, sha256: str) -> list[int]:

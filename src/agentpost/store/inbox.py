@@ -25,6 +25,7 @@ from agentpost.store.rules import (
     never_accepted,
     unseen,
 )
+from agentpost.store.sums import inbox_head, inbox_seed, inbox_sum
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import (
     CHAIN_START,
@@ -130,6 +131,7 @@ class _Taking:
         self._tx = tx
         self._batch = batch
         self._inbox_rows: list[bytes] = []
+        self._seed = inbox_seed(batch.source_node_id, batch.source_epoch, batch.at_ms)
         self._open_rows: dict[str, list[str]] = {}
         self._closed_rows: dict[Row, list[str]] = {}
         self._expiring: list[Row] = []
@@ -194,8 +196,8 @@ class _Taking:
         place = self.in_inbox.get(event.event_id)
         if place is None:
             place = self.in_inbox[event.event_id] = self._tx.inbox_seq = self._tx.inbox_seq + 1
-            head = f"{event.event_id}{place:020d}{event.seq:020d}{event.corr_id:31}"
-            self._inbox_rows.append(head.encode() + inbound.raw)
+            head = inbox_head(event.event_id, place, event.seq, event.corr_id)
+            self._inbox_rows.append(b"%b%010d%b" % (head, inbox_sum(self._seed, head, inbound.raw), inbound.raw))
         return place
 
     def write(self) -> None:

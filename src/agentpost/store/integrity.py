@@ -3,7 +3,8 @@
 Both open the file for reading only and need no lock, so they work beside a running gateway.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -13,20 +14,37 @@ from agentpost.protocol.codec import decode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
-from agentpost.store.database import Database
+from agentpost.store.blobs import is_damaged
+from agentpost.store.damage import (
+    all_payloads,
+    dead_letter_problems,
+    inbox_problems,
+    ledger_problems,
+    mirror_problems,
+    payload_problems,
+    task_problems,
+)
+from agentpost.store.database import Database, Row
 from agentpost.store.home import Home, sync_directory
+from agentpost.store.page_sums import PageSums, damaged_pages
+from agentpost.store.payload_names import payload_sources
 from agentpost.store.queries import SQL, migrations
 from agentpost.store.streams import stream_floor
 
-__all__ = ["Report", "back_up", "check_home"]
+__all__ = ["Report", "back_up", "check_home", "drop_damaged_payloads"]
 
 _ROWS_A_STEP: Final = 5_000
+_MOST_PROBLEMS: Final = 100
+_FILE_CHECK: Final = "PRAGMA integrity_check(20)"
 
 Progress = Callable[[int, int], None]
 
 
 class Report(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a check found. `problems` is empty for a whole home."""
+    """What a check found. `problems` is empty for a whole home; `remedies` say what can be had again, and how.
+
+    `pages_checked` of the `pages` of the file were held against a sum: each bit of those is as it was written.
+    """
 
     node_id: str
     epoch: str
@@ -35,11 +53,32 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     outbox_first_seq: int
     outbox_last_seq: int
     inbox_events: int
+    payloads: int
+    pages: int
+    pages_checked: int
     problems: tuple[str, ...]
+    remedies: tuple[str, ...]
+
+
+_BACKUP: Final = "put back a backup (agentpost store restore) or what a lake has (agentpost lake restore)"
+_REMEDIES: Final = {
+    "file": f"File: stop the gateway, then {_BACKUP}.",
+    "page": f"Pages: see the tables that are named; for what is in no other list here, stop the gateway and {_BACKUP}. "
+    "Another program that wrote to the file shows like this as well.",
+    "reference": f"References: stop the gateway, then {_BACKUP}.",
+    "outbox": f"Outbox: what is mirrored or exported is not lost. Stop the gateway, then {_BACKUP}.",
+    "inbox": "Inbox: ask the sender of what is not settled to send it again. What is settled is not needed any more.",
+    "payload": "Payloads of other gateways are fetched again: a gateway that runs finds them by itself, one that is "
+    "stopped with: agentpost store check --repair. Content that this gateway sent has to be sent again.",
+    "mirror": "Mirrors: the source and the other seeds have the events. Readers refuse what is damaged and go there.",
+    "task": "Tasks are made again from their events: agentpost rebuild. "
+    f"If events of tasks are damaged, stop the gateway first and {_BACKUP}.",
+    "dead letter": "Dead letters: agentpost deadletters purge, then send the message again.",
+}
 
 
 def check_home(path: Path, *, progress: Progress | None = None) -> Report:
-    """Check the file, the hash chains, the sequence and the references between the tables."""
+    """Check all that is kept: the file and its pages, hash chains, sums, addresses, and references between tables."""
     database = _open(path)
     try:
         # One view of the whole file, or a compaction during the check would look like missing events.
@@ -47,9 +86,18 @@ def check_home(path: Path, *, progress: Progress | None = None) -> Report:
         gateway = database.row(SQL.gateway)
         if gateway is None:
             raise Refusal(Code.STORAGE_CORRUPT, f"{path} does not say which node it belongs to")
-        problems = [f"file: {row[0]}" for row in database.rows("PRAGMA integrity_check(20)") if row[0] != "ok"]
-        problems += [f"reference: {text}" for text in _broken_references(database)]
-        count, first, last, broken = _check_chain(database, gateway[0], gateway[2], gateway[3], progress)
+        checks = _Checks(database, progress)
+        checks.add("file", lambda: [f"file: {row[0]}" for row in database.rows(_FILE_CHECK) if row[0] != "ok"])
+        pages_checked = checks.add_pages(_file_of(path))
+        checks.add("reference", lambda: ledger_problems(database))
+        outbox: list[tuple[int, int, int]] = []
+        checks.add("outbox", lambda: _outbox_problems(database, gateway, checks, outbox))
+        checks.add("inbox", lambda: inbox_problems(database, checks.step))
+        checks.add("payload", lambda: payload_problems(database, checks.step))
+        checks.add("mirror", lambda: mirror_problems(database, checks.step))
+        checks.add("task", lambda: task_problems(database, gateway[0]))
+        checks.add("dead letter", lambda: dead_letter_problems(database))
+        count, first, last = outbox[0] if outbox else (0, 0, 0)
         return Report(
             node_id=gateway[0],
             epoch=gateway[1],
@@ -58,17 +106,122 @@ def check_home(path: Path, *, progress: Progress | None = None) -> Report:
             outbox_first_seq=first,
             outbox_last_seq=last,
             inbox_events=database.value(SQL.count_inbox),
-            problems=tuple(problems + broken),
+            payloads=database.value(SQL.payload_usage),
+            pages=database.page_count(),
+            pages_checked=pages_checked,
+            problems=tuple(checks.problems),
+            remedies=tuple(checks.remedies),
         )
     finally:
         database.close()
 
 
+def drop_damaged_payloads(path: Path) -> tuple[str, ...]:
+    """Drop the damaged payloads that other gateways have, from a home whose gateway is stopped; gives which.
+
+    The gateway fetches them again when it starts.
+    """
+    home = Home(path)
+    if not home.exists():
+        raise Refusal(Code.NOT_FOUND, f"there is no agentpost home at {path}", hint="Check the path.")
+    home.lock()
+    try:
+        database = Database.open_writer(home.database)
+        try:
+            _expect_schema(database, path)
+            database.before_checkpoint = PageSums(database, home.database).note
+            database.renew_log()
+            return _drop_damaged(database)
+        finally:
+            database.abandon()
+    finally:
+        home.unlock()
+
+
+def _drop_damaged(database: Database) -> tuple[str, ...]:
+    dropped = [
+        each.sha256
+        for each in all_payloads(database)
+        if is_damaged(database, each) and payload_sources(database, each.sha256)
+    ]
+    database.begin()
+    for address in dropped:
+        database.run(SQL.drop_chunks, (address,))
+        database.run(SQL.drop_blob, (address,))
+    database.commit()
+    return tuple(dropped)
+
+
+class _Checks:
+    """The checks of a home, one after the other: a damaged table does not keep the others from being looked at."""
+
+    def __init__(self, database: Database, progress: Progress | None) -> None:
+        self._database = database
+        self._progress = progress
+        self._done = 0
+        self._total: int = sum(
+            self._database.value(count) for count in (SQL.count_outbox, SQL.count_inbox, SQL.payload_usage)
+        )
+        self.problems: list[str] = []
+        self.remedies: list[str] = []
+
+    def step(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, max(self._total, self._done))
+
+    def add(self, what: str, find: Callable[[], Iterable[str]]) -> None:
+        """Look for problems of one kind, a hundred at the most."""
+        found: list[str] = []
+        try:
+            for problem in find():
+                found.append(problem)
+                if len(found) > _MOST_PROBLEMS:
+                    found.append(f"{what}: more than {_MOST_PROBLEMS} problems; the rest was not checked")
+                    break
+        except Exception as error:  # noqa: BLE001 - what is damaged may be anything: a text, a number, a structure
+            message = error.message if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+            found.append(f"{what}: it cannot be read to the end ({message})")
+        self.problems += found
+        if found:
+            self.remedies += [_REMEDIES[what]]
+
+    def add_pages(self, file: Path) -> int:
+        """Hold the pages of the file against their sums; gives how many have one."""
+        checked = damaged_pages(self._database, file)
+        if checked is None:
+            return 0
+        count, pages = checked
+        self.add("page", lambda: self._tell_pages(pages))
+        return count
+
+    def _tell_pages(self, pages: list[int]) -> Iterable[str]:
+        if not pages:
+            return
+        try:
+            names = dict(self._database.rows_packed(SQL.tables_of_pages, (), array("q", pages)))
+        except Refusal:
+            names = {}
+        for page in pages:
+            yield f"page {page} of the file, {_part_of(names, page)}, is not as it was written"
+
+
+def _part_of(names: dict[int, str], page: int) -> str:
+    return f"in {names[page]}" if page in names else "in no table" if names else "in a part that cannot be told"
+
+
+def _outbox_problems(
+    database: Database, gateway: Row, checks: _Checks, measures: list[tuple[int, int, int]]
+) -> Iterable[str]:
+    count, first, last, problems = _check_chain(database, gateway[0], gateway[2], gateway[3], checks)
+    measures.append((count, first, last))
+    return problems
+
+
 def _check_chain(
-    database: Database, node_id: str, floor_seq: int, chain: bytes, progress: Progress | None
+    database: Database, node_id: str, floor_seq: int, chain: bytes, checks: _Checks
 ) -> tuple[int, int, int, list[str]]:
     """Walk the outbox from its floor: no hole, no altered byte, no event of another node, each in its streams."""
-    total: int = database.value(SQL.count_outbox)
     expected, count = floor_seq, 0
     problems: list[str] = []
     streams = _StreamsCheck(database)
@@ -84,10 +237,8 @@ def _check_chain(
                 chain = stored
             problems += _event_problems(body, seq, node_id, streams)
         count += len(rows)
-        if progress is not None:
-            progress(count, total)
-        if len(problems) > 100:
-            problems.append("outbox: more than 100 problems; the rest was not checked")
+        checks.step(len(rows))
+        if len(problems) > _MOST_PROBLEMS:
             break
     else:
         problems += streams.leftovers()
@@ -131,11 +282,6 @@ class _StreamsCheck:
         return [f"streams: {more} rows have no event in the outbox"] if more else []
 
 
-def _broken_references(database: Database) -> list[str]:
-    orphans = database.rows(SQL.ledger_without_inbox, (20,))
-    return [f"ledger: {event_id} for {agent_id} is open and its event is gone" for event_id, agent_id in orphans]
-
-
 def back_up(path: Path, target: Path) -> int:
     """Write a consistent copy of the home's database to `target`, while the gateway runs. Gives its size.
 
@@ -158,17 +304,26 @@ def back_up(path: Path, target: Path) -> int:
     return target.stat().st_size
 
 
+def _file_of(path: Path) -> Path:
+    return Home(path).database if path.is_dir() else path
+
+
 def _open(path: Path) -> Database:
-    home = Home(path)
-    file = home.database if path.is_dir() else path
+    file = _file_of(path)
     if not file.exists():
         raise Refusal(Code.NOT_FOUND, f"there is no agentpost home at {path}", hint="Check the path.")
     database = Database.open_reader(file)
+    try:
+        _expect_schema(database, path)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _expect_schema(database: Database, path: Path) -> None:
     found = database.schema_version()
     if found > len(migrations()):
-        database.close()
         raise Refusal(Code.SCHEMA_TOO_NEW, f"{path} has schema {found}; this agentpost knows {len(migrations())}")
     if found < len(migrations()):
-        database.close()
         raise Refusal(Code.CONFLICT, f"{path} has the older schema {found}", hint="Start its gateway once.")
-    return database

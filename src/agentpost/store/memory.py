@@ -76,6 +76,13 @@ class MemoryStore(MemoryInbox):
         unread = self._streams.after(self._node_id, own.last_seq if own else 0)
         return unread[0].seq if unread else None
 
+    def payload_sources(self, sha256: str) -> list[str]:
+        self._check_open()
+        named = {source for address, _, source in self._payloads if address == sha256}
+        events = self._payload_events.get(sha256, set())
+        named |= {source for source, inbound in self._inbox if inbound.event.event_id in events}
+        return sorted(named - {self._node_id})
+
     async def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> int:
         self._check_open()
         settled = sorted(

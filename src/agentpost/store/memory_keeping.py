@@ -104,6 +104,10 @@ class MemoryKeeping:
             if event.payload_ref is not None:
                 self._payload_events.setdefault(event.payload_ref.sha256, set()).add(event.event_id)
 
+    def payloads(self, *, after_sha256: str = "", limit: int = 256) -> list[Blob]:
+        self._check_open()
+        return [self._blobs[address] for address in sorted(self._blobs) if address > after_sha256][:limit]
+
     def payload_usage(self) -> PayloadUsage:
         self._check_open()
         return PayloadUsage(payloads=len(self._blobs), size_bytes=sum(blob.size_bytes for blob in self._blobs.values()))

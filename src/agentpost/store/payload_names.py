@@ -19,6 +19,7 @@ __all__ = [
     "missing_payloads",
     "name_events",
     "name_payloads",
+    "payload_sources",
     "payload_usage",
     "prune_payloads",
 ]
@@ -42,6 +43,11 @@ def name_events(tx: Transaction, events: Iterable[Event]) -> None:
 
 def may_read_payload(database: Database, sha256: str, node_id: str) -> bool:
     return database.value(SQL.may_read_payload, (sha256, node_id)) > 0
+
+
+def payload_sources(database: Database, sha256: str) -> list[str]:
+    """The other gateways that named this payload."""
+    return [row[0] for row in database.rows(SQL.sources_of_payload, (sha256,))]
 
 
 def missing_payloads(database: Database, limit: int) -> list[NamedPayload]:

@@ -4,6 +4,7 @@ A home that was restored has its outbox and its inbox, and the table of the even
 from those two first, in the order of time.
 """
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
@@ -18,11 +19,11 @@ from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
 from agentpost.store.taskbook import TaskBook, refold
-from agentpost.store.tasks import entry_of, task_row
+from agentpost.store.tasks import entry_of, entry_row, task_row
 from agentpost.store.transaction import Transaction
 from agentpost.store.values import TaskEntry, TasksRebuilt
 
-__all__ = ["rebuild_tasks"]
+__all__ = ["differing_tasks", "rebuild_tasks"]
 
 _ROWS_A_STEP: Final = 5_000
 
@@ -32,19 +33,26 @@ def rebuild_tasks(tx: Transaction, *, check_only: bool) -> TasksRebuilt:
     tx.flush()
     entries = _all_entries(tx.database)
     recovered = [] if entries else _recovered(tx.database, tx.node_id)
-    records = refold(entries or recovered, tx.node_id)
-    kept = {TaskId(row[0]): row for row in _pages(tx.database, SQL.task_rows, "")}
-    made = {task_id: task_row(record) for task_id, record in records.items()}
-    differing = sorted(task_id for task_id in kept.keys() | made.keys() if kept.get(task_id) != made.get(task_id))
+    made, differing = _compared(tx.database, entries or recovered, tx.node_id)
     if not check_only:
-        tx.database.run_many(
-            SQL.keep_task_event, [(e.task_id, e.event_id, int(e.is_own), e.at_ms, e.raw) for e in recovered]
-        )
+        tx.database.run_many(SQL.keep_task_event, [entry_row(entry) for entry in recovered])
         tx.database.run(SQL.clear_tasks)
         tx.database.run_many(SQL.put_task, list(made.values()))
     return TasksRebuilt(
         tasks=len(made), events=len(entries), differing=tuple(differing), recovered_events=len(recovered)
     )
+
+
+def differing_tasks(database: Database, node_id: str) -> list[TaskId]:
+    """The tasks that are kept otherwise than their events make them."""
+    return _compared(database, _all_entries(database), node_id)[1]
+
+
+def _compared(database: Database, entries: Sequence[TaskEntry], node_id: str) -> tuple[dict[TaskId, Row], list[TaskId]]:
+    """The tasks as these events make them, as rows, and those that are kept otherwise."""
+    kept = {TaskId(row[0]): row for row in _pages(database, SQL.task_rows, "")}
+    made = {task_id: task_row(record) for task_id, record in refold(entries, node_id).items()}
+    return made, sorted(each for each in kept.keys() | made.keys() if kept.get(each) != made.get(each))
 
 
 def _all_entries(database: Database) -> list[TaskEntry]:

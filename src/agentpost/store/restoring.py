@@ -24,6 +24,7 @@ from agentpost.store.home import Home, sync_directory
 from agentpost.store.queries import SQL
 from agentpost.store.rules import is_urgent, options_as_json
 from agentpost.store.streams import oldest_unread
+from agentpost.store.sums import inbox_head, inbox_seed, inbox_sum
 from agentpost.store.values import CHAIN_START, Cursor, Head, LedgerEntry, LocalAgent, StoredEvent
 
 __all__ = ["InboxEvent", "RestoredHome", "StreamPlace", "addressed_to", "put_back", "stream_places", "write_home"]
@@ -262,6 +263,11 @@ def _write(database: Database, restored: RestoredHome) -> None:
                 each.received_at_ms,
                 each.raw,
                 each.corr_id,
+                inbox_sum(
+                    inbox_seed(each.source_node_id, each.source_epoch, each.received_at_ms),
+                    inbox_head(each.event_id, each.seq, each.source_seq, each.corr_id),
+                    each.raw,
+                ),
             )
             for each in restored.inbox
         ],

@@ -37,6 +37,12 @@ class SqlitePayloads(SqlitePart):
     ) -> "asyncio.Future[PrunedPayloads]":
         return self._writer.submit(lambda tx: payload_names.prune_payloads(tx, now_ms, grace_ms, after_sha256, limit))
 
+    def payloads(self, *, after_sha256: str = "", limit: int = 256) -> list[Blob]:
+        return blobs.payloads(self._reader(), after_sha256, limit)
+
+    def payload_sources(self, sha256: str) -> list[str]:
+        return payload_names.payload_sources(self._reader(), sha256)
+
     def payload_usage(self) -> PayloadUsage:
         return payload_names.payload_usage(self._reader())
 

@@ -4,10 +4,11 @@ from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.taskbook import TaskRecord
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
+from agentpost.store.sums import task_event_sum
 from agentpost.store.taskbook import TaskBook, decode_task, encode_task
 from agentpost.store.values import TaskEntry
 
-__all__ = ["open_book", "task", "task_events", "task_row", "tasks", "tasks_of", "write_book"]
+__all__ = ["entry_of", "entry_row", "open_book", "task", "task_events", "task_row", "tasks", "tasks_of", "write_book"]
 
 # Sorts after every task id.
 _BEYOND_ALL = "~"
@@ -29,7 +30,7 @@ def write_book(database: Database, book: TaskBook) -> None:
         return
     database.run_many(
         SQL.keep_task_event,
-        [(entry.task_id, entry.event_id, int(entry.is_own), entry.at_ms, entry.raw) for entry in book.entries],
+        [entry_row(entry) for entry in book.entries],
     )
     database.run_many(SQL.put_task, [task_row(record) for record in book.records.values()])
     book.clear()
@@ -71,6 +72,11 @@ def tasks_of(
 
 def task_events(database: Database, task_id: TaskId) -> list[TaskEntry]:
     return [entry_of(row) for row in database.rows(SQL.task_events, (task_id,))]
+
+
+def entry_row(entry: TaskEntry) -> Row:
+    total = task_event_sum(entry.task_id, entry.event_id, is_own=entry.is_own, at_ms=entry.at_ms, body=entry.raw)
+    return (entry.task_id, entry.event_id, int(entry.is_own), entry.at_ms, entry.raw, total)
 
 
 def entry_of(row: Row) -> TaskEntry:

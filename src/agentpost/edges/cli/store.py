@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from agentpost.config import home_of, load_settings
 from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stderr, stdout
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.store.integrity import back_up, check_home
+from agentpost.store.integrity import back_up, check_home, drop_damaged_payloads
 from agentpost.store.restoring import put_back
 from agentpost.world import IdMaker, SystemChance, SystemClock, new_epoch
 
@@ -19,23 +20,36 @@ store_app = typer.Typer(help="Look after the durable store of a gateway.", no_ar
 
 
 @store_app.command("check", epilog="Example: [bold]agentpost store check --home ~/.agentpost/vps-jane[/bold]")
-def store_check(home: HomeOption = None, output: FormatOption = Format.TEXT) -> None:
-    """Check a home: the file, the hash chain of the outbox, its sequence. Works beside a running gateway."""
+def store_check(
+    home: HomeOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop damaged payloads, to be fetched again. The gateway must be stopped.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Check all that a home keeps: file, outbox, inbox, payloads, mirrors, tasks. Works beside a running gateway.
+
+    Says what is damaged, whether it can be had again, and how.
+    """
     path = home_of(None, home=home)
+    dropped = drop_damaged_payloads(path) if repair else ()
     with stderr.status("checking") as status:
-        report = check_home(
-            path, progress=lambda done, total: status.update(f"checking the outbox: {done:,} of {total:,} events")
-        )
+        report = check_home(path, progress=lambda done, total: status.update(f"checked {done:,} of {total:,}"))
     if output is Format.JSON:
-        print_json(report)
+        print_json({**msgspec.to_builtins(report), "droppedPayloads": dropped})
     else:
         stdout.print(f"node {escape(report.node_id)}, epoch {escape(report.epoch)}, schema {report.schema_version}")
         stdout.print(
             f"outbox: {report.outbox_events:,} events, seq {report.outbox_first_seq} to {report.outbox_last_seq}"
         )
-        stdout.print(f"inbox: {report.inbox_events:,} events")
+        stdout.print(f"inbox: {report.inbox_events:,} events; payloads: {report.payloads:,}")
+        stdout.print(f"file: {report.pages:,} pages, {report.pages_checked:,} of them by a sum")
         for problem in report.problems:
             stdout.print(f"[red]problem[/red] {escape(problem)}")
+        for remedy in report.remedies:
+            stdout.print(f"[yellow]what to do[/yellow] {escape(remedy)}")
+        for address in dropped:
+            stdout.print(f"dropped payload {escape(address)}: the gateway fetches it again when it starts")
         stdout.print("[green]whole[/green]" if not report.problems else f"[red]{len(report.problems)} problems[/red]")
     if report.problems:
         raise typer.Exit(1)

@@ -5,11 +5,12 @@ SELECT inbox_floor_seq FROM gateway
 SELECT max(seq) FROM inbox
 
 -- name: take_events
--- Each value is one row in one piece: 30 bytes of event id, 20 of seq, 20 of the source's seq, 31 of corrId, the body.
-INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id)
+-- Each value is one row in one piece: 30 bytes of event id, 20 of seq, 20 of the source's seq, 31 of corrId, 10 of sum,
+-- the body.
+INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id, sum)
 SELECT CAST(CAST(substr(value, 31, 20) AS TEXT) AS INTEGER), CAST(substr(value, 1, 30) AS TEXT), ?1, ?2,
-  CAST(CAST(substr(value, 51, 20) AS TEXT) AS INTEGER), ?3, substr(value, 102),
-  rtrim(CAST(substr(value, 71, 31) AS TEXT))
+  CAST(CAST(substr(value, 51, 20) AS TEXT) AS INTEGER), ?3, substr(value, 112),
+  rtrim(CAST(substr(value, 71, 31) AS TEXT)), CAST(CAST(substr(value, 102, 10) AS TEXT) AS INTEGER)
 FROM carray(?4)
 
 -- name: inbox_slice

@@ -59,3 +59,14 @@ DELETE FROM payload_events WHERE sha256 = ?
 
 -- name: payload_usage
 SELECT count(*), coalesce(sum(size_bytes), 0) FROM blobs
+
+-- name: sources_of_payload
+-- The other gateways that named it, in a mirror or in what was taken.
+SELECT DISTINCT source_node_id FROM payload_readers
+WHERE sha256 = ?1 AND source_node_id <> (SELECT node_id FROM gateway)
+UNION
+SELECT i.source_node_id FROM payload_events AS p JOIN inbox AS i ON i.event_id = p.event_id
+WHERE p.sha256 = ?1 AND i.source_node_id <> (SELECT node_id FROM gateway)
+
+-- name: blobs_in_order
+SELECT sha256, size_bytes, chunk_bytes, chunks, complete FROM blobs WHERE sha256 > ? ORDER BY sha256 LIMIT ?

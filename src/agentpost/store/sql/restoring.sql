@@ -27,8 +27,8 @@ INSERT INTO deliveries (event_id, to_agent_id, to_node_id, route_decision, seq, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: restore_inbox_event
-INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id, sum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: restore_dead_letter_event
 -- The last send of an event is the one that counts.

@@ -25,7 +25,7 @@ ON CONFLICT (task_id) DO UPDATE SET is_open = excluded.is_open, state = excluded
   accepted_by_agent_id = excluded.accepted_by_agent_id, updated_at_ms = excluded.updated_at_ms, record = excluded.record
 
 -- name: keep_task_event
-INSERT INTO task_events (task_id, event_id, is_own, at_ms, body) VALUES (?, ?, ?, ?, ?)
+INSERT INTO task_events (task_id, event_id, is_own, at_ms, body, sum) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (event_id, is_own) DO NOTHING
 
 -- name: task_of_event
