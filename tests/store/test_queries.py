@@ -9,7 +9,17 @@ from agentpost.store.database import Database
 from agentpost.store.queries import SQL
 
 # Tables that grow with the traffic; everything else has a row for each node, agent or blob.
-GROWING = ("outbox", "streams", "inbox", "ledger", "deliveries", "mirror_events", "mirror_streams", "mirror_heads")
+GROWING = (
+    "outbox",
+    "streams",
+    "inbox",
+    "ledger",
+    "deliveries",
+    "mirror_events",
+    "mirror_streams",
+    "mirror_heads",
+    "failed_attempts",
+)
 # A look at all of it: counting, a check of the whole home, and the open rows of the ledger after a start.
 LOOKS_AT_ALL = {
     "count_deliveries",

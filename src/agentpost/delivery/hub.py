@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agentpost.delivery.feed import SubscriberNotes
 from agentpost.delivery.fetch import BlobFetcher
-from agentpost.delivery.intake import Intake
+from agentpost.delivery.intake import Intake, ReportFailure
 from agentpost.delivery.joint import JointReader
 from agentpost.delivery.keeping import CursorCopy, first_awaited
 from agentpost.delivery.link import Key, LinkSession
@@ -50,8 +50,9 @@ class LinkHub:
         tier: NodeTier,
         policy: DeliveryPolicy | None = None,
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
+        report_failure: ReportFailure | None = None,
     ) -> None:
-        """`readers` gives the cursors that the room has of one source."""
+        """`readers` gives the cursors that the room has of one source; `report_failure` is for the intake."""
         policy = policy or DeliveryPolicy()
         self.store = store
         self.room = room
@@ -62,7 +63,14 @@ class LinkHub:
             store, clock=clock, wakeups=wakeups, links_for=self._links_for, on_complete=self._blob_came
         )
         self.intake = Intake(
-            store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
+            store,
+            room,
+            maker=maker,
+            clock=clock,
+            wakeups=wakeups,
+            policy=policy,
+            on_blobs=self.fetcher.want,
+            report_failure=report_failure,
         )
         self._policy = policy
         self._cursors_of = readers

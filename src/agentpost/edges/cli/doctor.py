@@ -11,7 +11,7 @@ import typer
 from agentpost.config import CONFIG_FILE, load_settings
 from agentpost.edges.cli.gateway import NO_PROOF, home_of_node, not_taken
 from agentpost.edges.cli.options import HomeOption, NodeOption
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, failing_since, print_json, stdout
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
@@ -40,6 +40,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("proofs", lambda: _proofs_are_wanted(path)),
         _finding("seeds", lambda: _seeds_are_there(path)),
         _finding("mail", lambda: _mail_is_taken(path)),
+        _finding("agents", lambda: _agents_work(path)),
         _finding("incidents", lambda: _nothing_needs_a_look(path)),
     ]
     if output is Format.JSON:
@@ -109,6 +110,23 @@ def _seeds_are_there(path: Path) -> str:
         raise Refusal(Code.UNAVAILABLE, told, hint=hint)
     # One of them is enough to reach everybody.
     return told
+
+
+def _agents_work(path: Path) -> str:
+    try:
+        agents: list[dict[str, Any]] = OperatorClient(path).get("/ansible/agents")
+    except Refusal:
+        return "not known while no gateway runs"
+    now_ms = time.time() * 1000
+    failing = [
+        f"{each['agentId']} is {failing_since(each['failing'], now_ms=now_ms)}"
+        for each in agents
+        if each.get("failing")
+    ]
+    if failing:
+        hint = "`agentpost agents list` shows the last error, `agentpost inbox AGENT --open` the mail that waits."
+        raise Refusal(Code.CONFLICT, "; ".join(failing), hint=hint)
+    return "none fails" if agents else "none"
 
 
 def _mail_is_taken(path: Path) -> str:
