@@ -137,6 +137,8 @@ class Gateway:
         self.url = ""
         # Who is connected to the room here; each can be cut off.
         self.connections: set[Connection] = set()
+        # The seeds that say that this gateway was revoked; one that lets it in again takes that back.
+        self.revoked_by: set[str] = set()
         # Where mail goes between gateways; None for one that has no part in it.
         self.links: LinkHub | None = None
         self._store: SqliteStore | None = None
@@ -228,7 +230,7 @@ class Gateway:
             self.clock,
             self.chance,
             find=self._host.known_node,
-            vouch=self._host.vouch,
+            find_root=self._host.find_root,
             whois=self._whois,
             require_proof=not self.settings.insecure_no_proof,
             limits=self._attempt_limits(),
@@ -367,10 +369,8 @@ class Gateway:
     def admit(self, entry: Entry) -> None:
         """Trust the key of a node whose ticket was just used here."""
         node = self.store.known_node(entry.node_id)
-        if node is not None:
-            self.host.pin(node)
-        if entry.first_join:
-            self.host.readmit(entry.node_id)
+        if node is not None and entry.first_join:
+            self.host.admit(node)
             self.show_invites()
 
     def use_links(self, links: LinkHub) -> None:

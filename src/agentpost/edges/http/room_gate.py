@@ -152,6 +152,8 @@ class RoomConnection:
                 return
             async with lock:
                 await _send_all(send, answers)
+            # A peer beyond its budget is read more slowly, and TCP tells it.
+            await asyncio.sleep(self._session.pause_seconds)
 
     async def _write(self, send: Send, lock: asyncio.Lock) -> None:
         with contextlib.suppress(OSError):
