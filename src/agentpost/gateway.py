@@ -100,6 +100,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     insecure_no_proof: bool = False
     # Where others reach it, if that is not what it listens on.
     public_url: str | None = None
+    # The seeds that took this gateway out of the mesh: it sends nothing until one lets it in again.
+    revoked_by: tuple[str, ...] = ()
 
 
 class Connection(Protocol):
@@ -137,8 +139,6 @@ class Gateway:
         self.url = ""
         # Who is connected to the room here; each can be cut off.
         self.connections: set[Connection] = set()
-        # The seeds that say that this gateway was revoked; one that lets it in again takes that back.
-        self.revoked_by: set[str] = set()
         # Where mail goes between gateways; None for one that has no part in it.
         self.links: LinkHub | None = None
         self._store: SqliteStore | None = None
@@ -373,6 +373,12 @@ class Gateway:
             self.host.admit(node)
             self.show_invites()
 
+    async def synced(self) -> None:
+        """A seed has sent the room: say again what is this gateway's own, its agents too (ROOM-5)."""
+        self.host.bring_back()
+        if self._engine is not None:
+            await self._engine.agents.announce()
+
     def use_links(self, links: LinkHub) -> None:
         """Let mail through from now on. Who joins or is revoked is read from, or is not any more, at once (ROOM-6)."""
         self.links = links
@@ -509,6 +515,7 @@ class Gateway:
             failure=None if failure is None else failure.message,
             insecure_no_proof=self.settings.insecure_no_proof,
             public_url=self.settings.public_url,
+            revoked_by=() if self._engine is None else self._engine.room.revoked_by(),
         )
 
 

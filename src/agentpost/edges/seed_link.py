@@ -79,7 +79,6 @@ class SeedLinks:
         seed = Seed(url=url, node_id=grant.node_id)
         link = self._open(seed, grant)
         await link.first_sync()
-        await self._gateway.host.bring_back()
         self._save()
         return seed
 
@@ -217,7 +216,7 @@ class _Link:
     def _draw_conclusions(self, refusal: Refusal) -> None:
         """A seed that has revoked this node says so; one that refuses what stands in the room here closes the link."""
         if refusal.code is Code.NODE_REVOKED:
-            self._gateway.revoked_by.add(self.seed.node_id)
+            self._gateway.host.refused_by.add(self.seed.node_id)
         elif refusal.code is Code.WRITE_DENIED and self._gateway.host.start_over():
             _log.warning("%s refused what this gateway wrote: the room is taken anew", self.seed.node_id)
 
@@ -252,7 +251,7 @@ class _Link:
                 if self._gateway.links is not None:
                     tasks.spawn(self._keep_link(self._gateway.links, url), name=f"mail {self.seed.node_id}")
                 self.is_connected, self.problem = True, None
-                self._gateway.revoked_by.discard(self.seed.node_id)
+                self._gateway.host.refused_by.discard(self.seed.node_id)
                 await self._read(socket, session, is_invited=is_invited)
             finally:
                 session.close()
@@ -269,8 +268,8 @@ class _Link:
                 if is_invited:
                     # It may have come with a new key, and then what it signed before is not its own until now.
                     self._gateway.host.room.sign_anew()
+                await self._gateway.synced()
                 self._synced.set()
-                await self._gateway.host.bring_back()
 
     async def _keep_link(self, links: LinkHub, url: str) -> None:
         """Mail goes where the room is synced, over a connection of its own."""

@@ -26,11 +26,10 @@ from agentpost.store.values import Incident, Invite, KnownNode, Note
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
-__all__ = ["AGENT_CONFLICT", "RECORD_SET_ASIDE", "RoomHost"]
+__all__ = ["RECORD_SET_ASIDE", "RoomHost"]
 
 _log = logging.getLogger(__name__)
 
-AGENT_CONFLICT: Final = "agent_conflict"
 RECORD_SET_ASIDE: Final = "record_set_aside"
 _BEAT_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 5.0
@@ -77,6 +76,8 @@ class RoomHost:
         )
         self.hub = RoomHub(self.room, awareness, clock=clock)
         self._tasks = TaskOwner("room")
+        # The seeds that say that they have revoked this gateway; one that lets it in again takes that back.
+        self.refused_by: set[str] = set()
         # What of this node's own is to be written again, after the room was taken anew.
         self._own: list[tuple[str, str, Record]] = []
         self._started_over_ms: int | None = None
@@ -230,28 +231,16 @@ class RoomHost:
             session.close()
         return True
 
-    async def bring_back(self) -> None:
-        """Write again what is this node's own, once the room is here. A name that another took meanwhile is lost."""
+    def bring_back(self) -> None:
+        """Write again what is this node's own, once the room is here. What another owns by now stays the other's."""
         own, self._own = self._own, []
-        lost: set[str] = set()
         for map_name, key, record in own:
             fields = {name: value for name, value in record.items() if name not in ("rev", "signedBy", "sig")}
-            present = self.room.record(map_name, key)
-            if map_name == "agents" and present is not None and present.get("ownerNodeId", "") != self.room.node_id:
-                lost.add(key)
-                continue
             try:
                 self.room.write(map_name, key, fields)
             except Refusal as refusal:
                 _log.warning("%s.%s could not be written again: %s", map_name, key, refusal.message)
         self.register(status=NodeStatus.ONLINE)
-        now_ms = self._clock.now_ms()
-        for agent_id in sorted(lost):
-            owner = (self.room.record("agents", agent_id) or {}).get("ownerNodeId")
-            detail: dict[str, str | int | bool | None] = {"owner": owner}
-            await self._store.raise_incident(
-                Incident(kind=AGENT_CONFLICT, subject=agent_id, at_ms=now_ms, detail=detail)
-            )
 
     def _note_aside(self, aside: SetAside, peer: str) -> None:
         signer, now_ms = aside.signer or "?", self._clock.now_ms()

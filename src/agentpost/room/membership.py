@@ -31,12 +31,16 @@ class RoomMembers:
         member = self.member(node_id)
         return () if member is None else member.former_keys
 
+    def all(self) -> list[Member]:
+        """The members by name, with those that were revoked."""
+        return [member for _, member in sorted(self._table.members.nodes.items())]
+
     def others(self) -> list[str]:
-        """The members beside this node and the root, by name."""
+        """The members beside this node, by name."""
         return sorted(
             node_id
             for node_id, member in self._table.members.nodes.items()
-            if not member.is_revoked and node_id not in (self._own, "")
+            if not member.is_revoked and node_id != self._own
         )
 
     def is_member(self, node_id: str) -> bool:
