@@ -253,3 +253,37 @@ def test_nothing_is_sent_before_the_peer_asked() -> None:
     (answer,) = session.receive(step_1(b"\x00"))
     assert b"early" in answer
     assert create_sync_message(Doc()) == step_1(b"\x00")
+
+
+def test_a_peer_is_answered_with_the_room_only_so_often() -> None:
+    """Sixty kilobytes of questions make no hundreds of megabytes of answers; the last question is answered later."""
+    clock = FakeClock()
+    seed = a_populated_room(clock=clock)
+    for number in range(100):
+        seed.write("agents", f"agent-{number}", {"ownerNodeId": SEED})
+    hub = a_hub(seed, clock)
+    session = hub.open(EDGE)
+    answers = [answer for _ in range(12_000) for answer in session.receive(step_1(b"\x00"))]
+    assert answers
+    assert sum(map(len, answers)) < 16 * 1024 * 1024
+    assert session.pause_seconds > 0
+    clock.advance(60_000)
+    session.frames_to_send()
+    hub.beat()
+    assert any(frame[:2] == b"\x00\x01" for frame in session.frames_to_send())
+    assert session.pause_seconds == 0
+    assert session.refusal is None
+
+
+@pytest.mark.parametrize("frame", [b"\x03", update_frame(b"\x00\x00"), step_1(b"\x00")])
+def test_a_peer_that_sends_more_than_it_may_is_read_more_slowly(frame: bytes) -> None:
+    """However small its frames are; one that keeps within its budget never waits."""
+    clock = FakeClock()
+    session = a_hub(a_populated_room(clock=clock), clock).open(EDGE)
+    for _ in range(1_000):
+        session.receive(frame)
+        assert session.pause_seconds == 0
+        clock.advance(2)
+    for _ in range(60_000):
+        session.receive(frame)
+    assert session.pause_seconds > 10

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.snapshot import ROOM_VERSION, NodeStatus, NodeTier
 from agentpost.room.awareness import Awareness
 from agentpost.room.copies import publish_invites
@@ -26,11 +27,10 @@ from agentpost.store.values import Incident, Invite, KnownNode, Note
 from agentpost.tasks import TaskOwner
 from agentpost.world import Chance, Clock
 
-__all__ = ["RECORD_SET_ASIDE", "RoomHost"]
+__all__ = ["RoomHost"]
 
 _log = logging.getLogger(__name__)
 
-RECORD_SET_ASIDE: Final = "record_set_aside"
 _BEAT_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 5.0
 # An honest node is refused once for what another took meanwhile. One that is refused again and again has another fault.
@@ -252,7 +252,7 @@ class RoomHost:
             "reason": aside.reason[:_LONGEST_REASON],
             "broughtBy": peer,
         }
-        incident = Incident(kind=RECORD_SET_ASIDE, subject=signer, at_ms=now_ms, detail=detail)
+        incident = Incident(kind=IncidentKind.RECORD_SET_ASIDE, subject=signer, at_ms=now_ms, detail=detail)
         self._tasks.spawn(self._raise(incident), name="incident")
 
     async def _raise(self, incident: Incident) -> None:
