@@ -100,6 +100,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     insecure_no_proof: bool = False
     # Where others reach it, if that is not what it listens on.
     public_url: str | None = None
+    # The seeds that took this gateway out of the mesh: it sends nothing until one lets it in again.
+    revoked_by: tuple[str, ...] = ()
 
 
 class Connection(Protocol):
@@ -228,7 +230,7 @@ class Gateway:
             self.clock,
             self.chance,
             find=self._host.known_node,
-            vouch=self._host.vouch,
+            find_root=self._host.find_root,
             whois=self._whois,
             require_proof=not self.settings.insecure_no_proof,
             limits=self._attempt_limits(),
@@ -367,11 +369,15 @@ class Gateway:
     def admit(self, entry: Entry) -> None:
         """Trust the key of a node whose ticket was just used here."""
         node = self.store.known_node(entry.node_id)
-        if node is not None:
-            self.host.pin(node)
-        if entry.first_join:
-            self.host.readmit(entry.node_id)
+        if node is not None and entry.first_join:
+            self.host.admit(node)
             self.show_invites()
+
+    async def synced(self) -> None:
+        """A seed has sent the room: say again what is this gateway's own, its agents too (ROOM-5)."""
+        self.host.bring_back()
+        if self._engine is not None:
+            await self._engine.agents.announce()
 
     def use_links(self, links: LinkHub) -> None:
         """Let mail through from now on. Who joins or is revoked is read from, or is not any more, at once (ROOM-6)."""
@@ -509,6 +515,7 @@ class Gateway:
             failure=None if failure is None else failure.message,
             insecure_no_proof=self.settings.insecure_no_proof,
             public_url=self.settings.public_url,
+            revoked_by=() if self._engine is None else self._engine.room.revoked_by(),
         )
 
 

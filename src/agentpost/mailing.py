@@ -46,7 +46,7 @@ def make_engine(
 ) -> Engine:
     return Engine(
         store=store,
-        room=RoomView(host.room),
+        room=RoomView(host.room, refused_by=host.refused_by),
         directory=RoomDirectory(host.room),
         copies=RoomCopyWriter(host.room),
         signing=identity.signing,

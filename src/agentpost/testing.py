@@ -245,6 +245,9 @@ class FixedRoom:
     def is_backbone(self, node_id: str) -> bool:
         return self._known(node_id) is not None and self._nodes[node_id].tier is NodeTier.BACKBONE
 
+    def revoked_by(self) -> tuple[str, ...]:
+        return ()
+
     def is_revoked(self, node_id: str) -> bool:
         return node_id in self._revoked
 

@@ -11,10 +11,9 @@ from agentpost.auth.invites import NewInvite
 from agentpost.auth.joining import Joining
 from agentpost.auth.limits import Limits, Rate
 from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest, Grant
-from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.snapshot import ROOM_VERSION, NodeTier
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
-from agentpost.store.values import KnownNode
 from agentpost.testing import FakeClock, SeededChance
 
 SEED = "vps-jane"
@@ -33,11 +32,6 @@ def an_identity(number: int) -> Identity:
     )
 
 
-def a_word_for(node: KnownNode) -> dict[str, Any]:
-    """What a gateway says for a node; the real form is the room's."""
-    return {"word for": node.node_id, "with": node.signing_public}
-
-
 @dataclass
 class Gateway:
     """A gateway as far as joining goes. `again` is the same one after a restart, on the given store."""
@@ -50,7 +44,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         options = {"limits": Limits(self.clock, per_address=PLENTY, per_token=PLENTY)} | self.options
-        self.joining = Joining(self.store, self.identity, self.clock, self.chance, vouch=a_word_for, **options)
+        self.joining = Joining(self.store, self.identity, self.clock, self.chance, **options)
 
     def again(self, store: Store) -> "Gateway":
         return Gateway(store, self.clock, self.chance, self.identity, self.options)
@@ -88,6 +82,7 @@ class Visitor:
             "nonce": nonce,
             "invite_token": token,
             "node_proof": proof,
+            "protocol_version": ROOM_VERSION,
         }
         return ExchangeRequest(**fields | changes)
 

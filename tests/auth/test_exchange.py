@@ -31,12 +31,34 @@ async def test_an_invite_is_exchanged_for_a_ticket(gateway: Gateway, visitor: Vi
     assert grant.sealing_public == gateway.identity.sealing_public
 
 
+@pytest.mark.req("AUTH-7")
+async def test_a_grant_names_the_root_of_the_mesh(gateway: Gateway, visitor: Visitor) -> None:
+    """A gateway that joined no mesh is the root of its own."""
+    invite = await gateway.invite()
+    grant = await gateway.exchange(visitor.request(invite.token))
+    assert (grant.root_node_id, grant.root_public) == (SEED, gateway.identity.signing_public)
+
+
+@pytest.mark.req("ROOM-1")
+@pytest.mark.parametrize("version", [None, "1.1", "3.0", "x"])
+async def test_an_older_gateway_is_told_what_to_do(gateway: Gateway, visitor: Visitor, version: str | None) -> None:
+    """One that speaks another version of the room gets no ticket, and the invite stays open."""
+    invite = await gateway.invite()
+    with refused(Code.INVALID_FIELD) as caught:
+        await gateway.exchange(visitor.request(invite.token, protocol_version=version))
+    assert "this mesh speaks 2." in caught.value.message
+    assert "pip install -U agentpost" in (caught.value.hint or "")
+    stored = gateway.store.invite(invite.invite_id)
+    assert stored is not None
+    assert stored.consumed_at_ms is None
+
+
 @pytest.mark.req("AUTH-5")
 async def test_an_exchange_uses_nothing_up(gateway: Gateway, visitor: Visitor) -> None:
-    """The invite is still open, no key is pinned, and nobody vouches for the node yet."""
+    """The invite is still open and no key is pinned."""
     invite = await gateway.invite()
     for _ in range(3):
-        assert (await gateway.exchange(visitor.request(invite.token))).admission is None
+        await gateway.exchange(visitor.request(invite.token))
     stored = gateway.store.invite(invite.invite_id)
     assert stored is not None
     assert stored.consumed_at_ms is None
@@ -180,14 +202,12 @@ async def test_a_key_that_was_registered_with_the_invite_must_match(gateway: Gat
 
 @pytest.mark.req("AUTH-7")
 async def test_a_known_node_comes_back_with_its_key_alone(gateway: Gateway, visitor: Visitor) -> None:
-    """No invite is needed, and now the gateway vouches for it."""
+    """No invite is needed."""
     await visitor.join(tier=NodeTier.BACKBONE)
     gateway.clock.advance(HOUR_MS)
     grant = await gateway.exchange(visitor.request())
-    assert grant.admission == {"word for": NODE, "with": visitor.identity.signing_public}
     entry = await gateway.redeem(grant.ws_ticket)
     assert (entry.node_id, entry.tier, entry.first_join) == (NODE, NodeTier.BACKBONE, False)
-    assert entry.admission == grant.admission
 
 
 @pytest.mark.req("AUTH-7")
@@ -318,10 +338,10 @@ class TestWithoutProofs:
 
     @pytest.mark.req("AUTH-7")
     async def test_a_lab_takes_nodes_without_a_proof(self, gateway: Gateway, visitor: Visitor) -> None:
-        """Such a node has no key, nobody vouches for it, and it takes an invite each time."""
+        """Such a node has no key, and it takes an invite each time."""
         invite = await gateway.invite()
         entry = await gateway.redeem(await visitor.ticket(invite.token, node_proof=None))
-        assert (entry.signing_public, entry.admission) == (None, None)
+        assert entry.signing_public is None
         with refused(Code.INVALID_TOKEN):
             await visitor.ticket(node_proof=None)
         with refused(Code.NODE_PROOF_INVALID):

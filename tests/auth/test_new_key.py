@@ -33,7 +33,8 @@ async def test_a_grant_shows_who_gave_it(gateway: Gateway) -> None:
     assert not is_granted_by(grant, public, node_id="lab-jane", nonce=request.nonce)
     for changed in (
         replace(grant, ws_ticket="another"),
-        replace(grant, anchors={"lab-jane": an_identity(7).signing_public}),
+        replace(grant, root_public=an_identity(7).signing_public),
+        replace(grant, root_node_id="lab-jane"),
         replace(grant, sealing_public=an_identity(7).sealing_public),
         replace(grant, server_proof=""),
     ):

@@ -49,7 +49,6 @@ async def test_the_first_redeem_uses_the_invite_up_and_pins_the_key(either: Gate
     )
     assert (node.tier, node.admitted_by, node.invite_id) == (NodeTier.BACKBONE, SEED, invite.invite_id)
     assert (entry.node_id, entry.rooms, entry.first_join) == (NODE, (ROOM,), True)
-    assert entry.admission == {"word for": NODE, "with": visitor.identity.signing_public}
 
 
 @pytest.mark.req("AUTH-6")

@@ -14,6 +14,7 @@ from websockets.typing import Subprotocol
 
 from agentpost.auth.challenge import make_proof
 from agentpost.auth.wire import Challenge
+from agentpost.protocol.snapshot import ROOM_VERSION
 from agentpost.store.home import Home
 from agentpost.store.identity import Identity, load_identity
 from tests.edges.running import RunningGateway, ServedGateway
@@ -48,6 +49,7 @@ class Stranger:
             "nodeId": self.node_id,
             "nonce": nonce,
             "inviteToken": token,
+            "protocolVersion": ROOM_VERSION,
             "nodeProof": {
                 "challenge": proof.challenge,
                 "signingPublic": proof.signing_public,

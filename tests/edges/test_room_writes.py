@@ -1,15 +1,18 @@
 """What a member may not write into the room, over a real socket: it is thrown out, and nobody else sees it."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pycrdt import Doc, Map
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from agentpost.edges.http import guarded
+from agentpost.tasks import TaskOwner
 from agentpost.testing import FakeClock
 from tests.edges.meshing import PATIENCE_SECONDS, Stranger, eventually, invite
 from tests.edges.running import ServedGateway, served_gateway
@@ -87,3 +90,44 @@ async def test_what_may_not_be_written_ends_the_connection(seed: ServedGateway, 
     assert room.records("nodes") == before
     assert b"xylophone" not in room.update_since()
     assert not any(update in frame or b"xylophone" in frame for frame in heard)
+
+
+@pytest.mark.req("ROOM-3")
+async def test_a_message_that_never_ends_is_not_waited_for(
+    seed: ServedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member sends the beginning of a message and no more: the connection ends, and its bytes are let go."""
+    monkeypatch.setattr(guarded, "_MESSAGE_SECONDS", 0.2)
+    member = Stranger("mbp-jane", tmp_path / "member", seed.url)
+    ticket = await asyncio.to_thread(member.ticket, invite(seed, "mbp-jane"))
+
+    async def never_ends() -> AsyncIterator[bytes]:
+        yield b"\x00\x02"
+        await asyncio.Event().wait()
+
+    async with member.socket(ticket) as connection:
+        tasks = TaskOwner("sender")
+        tasks.spawn(connection.send(never_ends()), name="message without an end")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await connection.wait_closed()
+        await tasks.close()
+    eventually(lambda: not seed.gateway.connections)
+
+
+async def test_a_member_holds_few_connections_to_the_room(seed: ServedGateway, tmp_path: Path) -> None:
+    """A fourth one takes the place of the first; those that are left work on."""
+    member = Stranger("mbp-jane", tmp_path / "member", seed.url)
+    token: str | None = await asyncio.to_thread(invite, seed, "mbp-jane")
+    async with AsyncExitStack() as stack:
+        connections: list[ClientConnection] = []
+        for _ in range(4):
+            ticket = await asyncio.to_thread(member.ticket, token)
+            token = None
+            connections.append(await stack.enter_async_context(member.socket(ticket)))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await connections[0].wait_closed()
+            for connection in connections[1:]:
+                await connection.send(ASK_FOR_ALL)
+                while (await connection.recv())[:2] != SYNC_STEP_2:
+                    pass
+    assert connections[0].close_code == 1001

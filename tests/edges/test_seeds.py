@@ -18,7 +18,7 @@ from pycrdt import Doc, Map
 
 from agentpost.edges import seed_link
 from agentpost.protocol.backoff import RetryPolicy
-from agentpost.protocol.errors import Refusal
+from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.schema import MAPS
 from agentpost.testing import FakeClock
@@ -312,23 +312,45 @@ def test_an_address_of_the_room_proves_nothing(two_seeds: Mesh) -> None:
     grant["signingPublic"] = stranger.identity.signing_public
     with an_impostor(port, {"/ansible/auth/challenge": challenge, "/ansible/auth/exchange": grant}):
         eventually(lambda: "another key than before" in _problem(mesh.up["mbp-jane"], "hub-jane"))
-    assert "hub-jane" not in _online(mesh.up["mbp-jane"])
+    assert not _links(mesh.up["mbp-jane"])["hub-jane"]
     mesh.start("hub-jane")
     mesh.linked("mbp-jane", "vps-jane", "hub-jane")
 
 
-@pytest.mark.req("ROOM-6")
+@pytest.mark.req("ROOM-6", "ROUTE-8")
 def test_a_node_is_revoked_at_any_seed(two_seeds: Mesh) -> None:
     """A seed that never saw its invite throws a node out: all its links end, and an invite lets it in again."""
     mesh = two_seeds
     mesh.linked("mbp-jane", "vps-jane", "hub-jane")
+    for node, agent in (("vps-jane", "chief"), ("hub-jane", "helper"), ("mbp-jane", "worker")):
+        mesh.up[node].operator.post("/ansible/agents", {"agentId": agent})
+    eventually(lambda: agents_at(mesh.up["vps-jane"]) == {"chief", "helper", "worker"})
+    eventually(lambda: agents_at(mesh.up["mbp-jane"]) == {"chief", "helper", "worker"})
     operate("revoke", "mbp-jane", home=mesh.home("hub-jane"))
     for seed in ("vps-jane", "hub-jane"):
         eventually(lambda seed=seed: "revoked" in _problem(mesh.up["mbp-jane"], seed))
         eventually(lambda seed=seed: "mbp-jane" not in _online(mesh.up[seed]))
+    # ROUTE-8: "all" are those who are in; and the one who is out says so itself, and sends nothing.
+    sent = mesh.up["vps-jane"].operator.post("/ansible/messages", message_of("chief", "all"))
+    assert [each["agentId"] for each in sent["recipients"]] == ["helper"]
+    with pytest.raises(Refusal) as refused:
+        mesh.up["mbp-jane"].operator.post("/ansible/messages", message_of("worker", "chief"))
+    assert refused.value.code is Code.NODE_REVOKED
+    assert "agentpost invite" in (refused.value.hint or "")
+    assert "REVOKED" in agentpost("status", "--home", str(mesh.home("mbp-jane"))).stdout
     mesh.join("mbp-jane", "hub-jane")
     mesh.linked("mbp-jane", "vps-jane", "hub-jane")
+    eventually(lambda: mesh.up["mbp-jane"].operator.post("/ansible/messages", message_of("worker", "chief")))
+    eventually(lambda: "worker" in agents_at(mesh.up["vps-jane"]))
     mesh.see("vps-jane", "hub-jane", "mbp-jane")
+
+
+def message_of(sender: str, to: str) -> dict[str, Any]:
+    return {"fromAgentId": sender, "toAgents": [to], "body": "Are you there?"}
+
+
+def agents_at(gateway: RunningGateway) -> set[str]:
+    return {each["agentId"] for each in gateway.operator.get("/ansible/directory")}
 
 
 def _problem(gateway: RunningGateway, seed: str) -> str:

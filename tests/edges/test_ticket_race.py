@@ -14,7 +14,7 @@ from agentpost.config import Settings
 from agentpost.edges.http.public import PublicDoor
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code
-from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.snapshot import ROOM_VERSION, NodeTier
 from agentpost.store.identity import Identity
 from agentpost.testing import FakeClock, SeededChance
 from tests.auth.building import ADDRESS, an_identity
@@ -66,7 +66,9 @@ class Attempt:
 async def a_ticket(gateway: Gateway, node_id: str, identity: Identity, nonce: str, token: str | None) -> str:
     challenge = gateway.joining.challenge(node_id, address=ADDRESS)
     proof = make_proof(identity, challenge, node_id=node_id, nonce=nonce, invite_token=token)
-    request = ExchangeRequest(node_id=node_id, nonce=nonce, invite_token=token, node_proof=proof)
+    request = ExchangeRequest(
+        node_id=node_id, nonce=nonce, invite_token=token, node_proof=proof, protocol_version=ROOM_VERSION
+    )
     return (await gateway.joining.exchange(request, address=ADDRESS)).ws_ticket
 
 

@@ -10,7 +10,7 @@ from pycrdt import Doc, Map
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.room.awareness import Awareness
 from agentpost.room.document import Room
-from agentpost.room.keys import make_admission
+from agentpost.room.members import Root, statement_key
 from agentpost.room.records import sign_record, to_base64
 from agentpost.room.sync import RoomHub, RoomSession
 from agentpost.room.wire import ItemId, encode_write
@@ -33,35 +33,67 @@ def public_key(node_id: str) -> bytes:
     return KEYS[node_id].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
+def text_key(node_id: str) -> str:
+    return to_base64(public_key(node_id))
+
+
+# The first seed began the mesh.
+ROOT: Final = Root(SEED, text_key(SEED))
+
+
 def a_room(node_id: str = SEED, *, clock: FakeClock | None = None, seed: int = 0) -> Room:
-    """The room of a node that knows the first seed's key, and its own."""
+    """The room of a node that knows its mesh's root, and nothing else yet."""
     return Room(
         node_id=node_id,
         tier=TIERS[node_id],
         signing=KEYS[node_id],
         clock=clock or FakeClock(),
         chance=SeededChance(list(TIERS).index(node_id) + 100 * seed),
-        pinned={SEED: public_key(SEED)},
-        backbone=(SEED,),
+        root=ROOT,
     )
 
 
-def a_node(node_id: str, *, by: str = SEED, **fields: Any) -> dict[str, Any]:
-    """The record of a node that the seed admitted."""
+def a_node(node_id: str, **fields: Any) -> dict[str, Any]:
+    """The record of a node."""
     return {
         "tier": TIERS[node_id].value,
         "status": "online",
         "endpointWs": f"ws://{node_id}:7801",
         "publicKey": to_base64(public_key(node_id)),
-        "admission": make_admission(
-            by=by,
-            signing=KEYS[by],
-            node_id=node_id,
-            public_key=public_key(node_id),
-            tier=TIERS[node_id],
-            at_ms=START_MS,
-        ),
     } | fields
+
+
+def admit_all(room: Room, *node_ids: str) -> None:
+    """Let the first seed's room, whose own word that is, take nodes in."""
+    for node_id in node_ids or TIERS:
+        if node_id != SEED:
+            room.admit(node_id, text_key(node_id), TIERS[node_id])
+
+
+def a_statement(
+    node_id: str,
+    *,
+    by: str = SEED,
+    act: str = "admit",
+    key: str | None = None,
+    tier: NodeTier | None = None,
+    **more: Any,
+) -> tuple[str, dict[str, Any]]:
+    """The key and the fields of a backbone node's word about another."""
+    said: dict[str, Any] = {"nodeId": node_id, "act": act, "at": START_MS} | more
+    if act == "admit":
+        said |= {"publicKey": key or text_key(node_id), "tier": (tier or TIERS[node_id]).value}
+    return statement_key(by, f"{next(_references):024x}"), said
+
+
+def revoke(room: Room, node_id: str, *, by: str, peer: str | None = None) -> None:
+    """Let a node say in a room that another is revoked, with all that it has seen there."""
+    named = room._table.members.next_statement(by, node_id)  # pyright: ignore[reportPrivateUsage]
+    key, said = a_statement(node_id, by=by, act="revoke", **named)
+    bring(room, by, "coordination", key, said, peer=peer)
+
+
+_references = iter(range(1, 1 << 32))
 
 
 def a_cursor(consumer: str, source: str, **fields: Any) -> dict[str, Any]:
@@ -106,6 +138,7 @@ def an_index(capability_id: str, *agents: str) -> dict[str, Any]:
 def a_populated_room(*, clock: FakeClock | None = None) -> Room:
     """The first seed's room with all four nodes in it, and an agent on each."""
     room = a_room(SEED, clock=clock)
+    admit_all(room)
     for node_id in TIERS:
         bring(room, node_id, "nodes", node_id, a_node(node_id))
         bring(room, node_id, "agents", f"agent-of-{node_id}", {"ownerNodeId": node_id})
@@ -143,7 +176,7 @@ def bring(
 ) -> bytes:
     """Let a peer bring a record that the signer wrote with a plain Yjs client; gives the update."""
     if rev is None:
-        present = room.record(map_name, key)
+        present = room._table.shown(map_name, key)  # pyright: ignore[reportPrivateUsage]
         rev = START_MS if present is None else present["rev"] + 1
     update = written(room, map_name, key, signed(signer, map_name, key, fields, rev=rev, by=by))
     room.receive(update, peer=peer or signer)
@@ -176,17 +209,22 @@ def _clocks(room: Room) -> dict[int, int]:
 
 def a_hub(room: Room, clock: FakeClock | None = None) -> RoomHub:
     clock = clock or FakeClock()
-    client = 7_000 + list(TIERS).index(room.node_id)
-    awareness = Awareness(node_id=room.node_id, client=client, keys=room.keys, presence=room.presence, clock=clock)
+    awareness = Awareness(
+        node_id=room.node_id,
+        signing=KEYS[room.node_id],
+        keys=room.keys,
+        presence=room.presence,
+        clock=clock,
+    )
     return RoomHub(room, awareness, clock=clock)
 
 
 class Link:
-    """Two hubs with a connection between them, without a network: frames go across when `run` is called."""
+    """Two hubs with a connection between them, which the other one dialled; frames go across when `run` is called."""
 
     def __init__(self, one: RoomHub, other: RoomHub) -> None:
         self.one: RoomSession = one.open(other.room.node_id)
-        self.other: RoomSession = other.open(one.room.node_id)
+        self.other: RoomSession = other.open(one.room.node_id, is_seed=TIERS[one.room.node_id] is NodeTier.BACKBONE)
         self._to_other: list[bytes] = self.one.start()
         self._to_one: list[bytes] = self.other.start()
 

@@ -6,13 +6,14 @@ from agentpost.protocol.coordination import Preference
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.room.coordination import CoordinationBoard
 from agentpost.testing import FakeClock
-from tests.room.building import EDGE, OTHER_SEED, SEED, a_node, a_room
+from tests.room.building import EDGE, OTHER_SEED, SEED, a_node, a_populated_room, a_room, admit_all, bring
 
 
 def boards() -> tuple[CoordinationBoard, CoordinationBoard, CoordinationBoard]:
     """The boards of two seeds and an edge node, each in a room of its own that the others keep up with."""
     clock = FakeClock()
     rooms = [a_room(node_id, clock=clock) for node_id in (SEED, OTHER_SEED, EDGE)]
+    admit_all(rooms[0])
     for room in rooms:
         room.write("nodes", room.node_id, a_node(room.node_id))
     for _ in range(2):
@@ -70,3 +71,27 @@ def test_preferences_and_terms_are_each_nodes_own() -> None:
         with pytest.raises(Refusal) as caught:
             edge.prefer(Preference(desired_sweep_every_seconds=seconds))
         assert caught.value.code is Code.INVALID_FIELD
+
+
+@pytest.mark.req("OPS-4")
+def test_a_term_that_no_sweep_led_to_counts_nowhere() -> None:
+    """A backbone node that takes the highest number there is does not lead for ever; the others go on with theirs."""
+    clock = FakeClock()
+    room = a_populated_room(clock=clock)
+    board = CoordinationBoard(room, clock)
+    bring(room, OTHER_SEED, "coordination", f"sweepTerm:{OTHER_SEED}", {"value": 2**53 - 1})
+    assert board.state().highest_term == 0
+    board.begin_term(board.state().highest_term + 1)
+    assert board.state().terms[SEED] == 1
+
+
+@pytest.mark.req("OPS-4", "ROOM-6")
+def test_the_terms_of_a_revoked_node_do_not_count() -> None:
+    """However high they are."""
+    clock = FakeClock()
+    room = a_populated_room(clock=clock)
+    board = CoordinationBoard(room, clock)
+    bring(room, OTHER_SEED, "coordination", f"sweepTerm:{OTHER_SEED}", {"value": 1_000_000})
+    assert board.state().highest_term == 1_000_000
+    room.revoke(OTHER_SEED)
+    assert board.state().highest_term == 0

@@ -1,6 +1,5 @@
 """The room on disk, and what time does to it."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from agentpost.bench.fleet import Month
+from agentpost.protocol.errors import Code
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
 from agentpost.room.awareness import Awareness, Entry
 from agentpost.room.host import RoomHost
 from agentpost.room.journal import RoomJournal
-from agentpost.room.keys import make_admission
+from agentpost.room.members import Root
 from agentpost.room.presence import Presence
-from agentpost.room.records import from_base64
 from agentpost.room.sync import MAX_FRAME_BYTES
 from agentpost.store.interface import Store
+from agentpost.store.values import KnownNode
 from agentpost.testing import FakeClock, MemoryStore, SeededChance
 from tests.auth.building import an_identity
 from tests.room.building import (
@@ -28,11 +28,15 @@ from tests.room.building import (
     a_node,
     a_populated_room,
     a_room,
+    admit_all,
     bring,
     signed,
+    text_key,
     visible,
 )
-from tests.store.building import open_sqlite
+from tests.store.building import open_sqlite, refused
+
+ROOT_OF_ANOTHER = Root("hub-jane", text_key(OTHER_SEED))
 
 
 @pytest.fixture
@@ -67,6 +71,7 @@ async def test_a_restart_gives_the_same_room(store: Store) -> None:
     """What was flushed is there after a restart: the records, the document, and the ability to go on writing."""
     room = a_room(SEED)
     journal = RoomJournal(room, store)
+    admit_all(room, EDGE)
     for node_id in (SEED, EDGE):
         bring(room, node_id, "nodes", node_id, a_node(node_id))
     for acked in range(5):
@@ -105,9 +110,7 @@ async def test_what_does_not_load_is_passed_over_and_reported() -> None:
     """A damaged update, and a record that its signer did not sign, do not keep the rest from loading."""
     room = a_populated_room()
     updates = [room.update_since()]
-    forged = a_room(SEED, seed=4)
     loaded = a_room(SEED, seed=5)
-    forged._table.put("agents", "x", None)  # pyright: ignore[reportPrivateUsage]
     record = signed(SEED, "agents", "forged", {"ownerNodeId": SEED}, by=EDGE)
     from agentpost.room.wire import ItemId, encode_write
 
@@ -271,79 +274,44 @@ def test_a_month_of_fifty_nodes_stays_small() -> None:
     assert len(room.records("nodes")) == 50
 
 
-class _Admitted:
-    """A seed that another one vouched for, with a store that outlives its room."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._other = an_identity(2)
-        self.identity = an_identity(1)
-        self.admission = make_admission(
-            by=OTHER_SEED,
-            signing=self._other.signing,
-            node_id=SEED,
-            public_key=from_base64(self.identity.signing_public),
-            tier=NodeTier.BACKBONE,
-            at_ms=0,
-        )
-
-    async def lose_room(self) -> None:
-        """Be in a room, with the word of the other one, and then without any room."""
-        host = await self.start(seed=1)
-        host.register(status=NodeStatus.ONLINE, admission=self.admission)
-        await host.stop()
-        await self._store.compact_room(a_room(SEED).update_since())
-
-    async def start(self, *, seed: int, has_pinned: bool = True, tier: NodeTier = NodeTier.BACKBONE) -> RoomHost:
-        host = RoomHost(self._store, self.identity, tier=tier, clock=FakeClock(), chance=SeededChance(seed))
-        if has_pinned:
-            self.pin_other(host)
-        await host.start()
-        return host
-
-    def pin_other(self, host: RoomHost) -> None:
-        host.room.keys.pin(OTHER_SEED, from_base64(self._other.signing_public), is_backbone=True)
-
-
-def _admission_in(host: RoomHost) -> object:
-    record = host.room.record("nodes", SEED)
-    assert record is not None
-    return record.get("admission")
+async def a_host(store: Store, *, seed: int = 1, tier: NodeTier = NodeTier.BACKBONE) -> RoomHost:
+    host = RoomHost(store, an_identity(1), tier=tier, clock=FakeClock(), chance=SeededChance(seed))
+    await host.start()
+    return host
 
 
 @pytest.mark.req("ROOM-5")
-async def test_a_node_that_lost_its_room_still_has_the_word_for_its_key(store: Store) -> None:
-    """It is kept beside the room, so that nodes that never met this one let it in again."""
-    node = _Admitted(store)
-    await node.lose_room()
-    host = await node.start(seed=2)
-    assert _admission_in(host) == node.admission
+async def test_the_root_of_the_mesh_outlives_the_room(store: Store) -> None:
+    """A gateway that joined a mesh and then lost its room knows whose word counts, and believes it again."""
+    host = await a_host(store)
+    assert await host.join_mesh(ROOT_OF_ANOTHER, is_alone=True)
     await host.stop()
-
-
-@pytest.mark.req("ROOM-5")
-async def test_a_word_counts_again_when_it_is_known_whose_it_is(store: Store) -> None:
-    """A node that knew the one who vouched for it from the room alone says so once it hears of that one again."""
-    node = _Admitted(store)
-    await node.lose_room()
-    host = await node.start(seed=2, has_pinned=False)
-    assert _admission_in(host) is None
-    node.pin_other(host)
-    is_said = asyncio.Event()
-    host.room.subscribe(lambda *_: is_said.set() if _admission_in(host) == node.admission else None)
-    host.room.write("agents", "architect", {"ownerNodeId": SEED})
-    await asyncio.wait_for(is_said.wait(), timeout=10)
-    await host.stop()
+    await store.compact_room(b"\x00\x00")
+    again = await a_host(store, seed=2)
+    assert again.room.root == ROOT_OF_ANOTHER
+    await again.stop()
 
 
 @pytest.mark.req("ROOM-5", "AUTH-7")
-@pytest.mark.parametrize("what", ["key", "tier"])
-async def test_a_word_for_another_key_or_tier_is_not_used(store: Store, what: str) -> None:
-    """Nobody vouched for a key that was made anew, nor for a node that calls itself something else."""
-    node = _Admitted(store)
-    await node.lose_room()
-    if what == "key":
-        node.identity = an_identity(3)
-    host = await node.start(seed=2, tier=NodeTier.EDGE if what == "tier" else NodeTier.BACKBONE)
-    assert _admission_in(host) is None
+async def test_who_was_let_in_before_a_crash_is_said_to_be_a_member_after_it(store: Store) -> None:
+    """The store has pinned a node and the room does not say so yet: the next start says it."""
+    node = KnownNode(
+        node_id=EDGE, signing_public=text_key(EDGE), tier=NodeTier.EDGE, admitted_by=store.node_id, pinned_at_ms=5
+    )
+    await store.pin_node(node)
+    host = await a_host(store)
+    assert host.room.keys.is_member(EDGE)
+    await host.stop()
+
+
+@pytest.mark.req("ROOM-5")
+async def test_two_meshes_do_not_become_one(store: Store) -> None:
+    """A seed that has let others in joins no other mesh; the refusal says what to do."""
+    host = await a_host(store)
+    host.room.admit(EDGE, text_key(EDGE), NodeTier.EDGE)
+    with refused(Code.CONFLICT) as caught:
+        await host.join_mesh(ROOT_OF_ANOTHER, is_alone=True)
+    assert EDGE in caught.value.message
+    assert "agentpost up --home" in (caught.value.hint or "")
+    assert host.room.root.node_id == store.node_id
     await host.stop()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.room.document import Room
+from agentpost.protocol.snapshot import NodeTier
 from tests.room.building import (
     EDGE,
     OTHER_EDGE,
@@ -15,9 +15,16 @@ from tests.room.building import (
     a_cursor,
     a_node,
     a_populated_room,
+    a_room,
+    a_statement,
+    admit_all,
     an_index,
     bring,
+    revoke,
+    signed,
+    text_key,
     visible,
+    written,
 )
 from tests.store.building import refused
 
@@ -53,7 +60,6 @@ CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("coordination", "sweepEverySeconds", {"value": 45}, OTHER_SEED, EDGE),
     ("coordination", "skillReviewQueue:rev_01JV3T7E6Q8M1W2R4D9K0N5P7H", REVIEW, SEED, EDGE),
     ("coordination", "delegationIntent:release", INTENT, SEED, EDGE),
-    ("coordination", f"revoked:{OTHER_EDGE}", {"at": 1_772_036_530_000}, OTHER_SEED, EDGE),
 ]
 
 
@@ -145,32 +151,95 @@ def test_a_removed_record_stays_as_a_removal() -> None:
 
 
 @pytest.mark.req("ROOM-6")
-def test_a_revoked_node_is_out_until_it_is_readmitted() -> None:
-    """After a revocation nothing of that node is taken, the router does not see it, and it cannot lift it itself."""
+def test_a_revoked_node_is_out_until_it_is_admitted_again() -> None:
+    """After a revocation nothing is taken from that node, the router does not see it, and it cannot lift it."""
     room = a_populated_room()
-    bring(room, SEED, "coordination", f"revoked:{OTHER_SEED}", {"at": 1})
+    revoke(room, OTHER_SEED, by=SEED)
     assert OTHER_SEED not in room.snapshot().nodes
-    for peer in (OTHER_SEED, SEED):
-        with refused(Code.NODE_REVOKED):
-            bring(room, OTHER_SEED, "delivery", OTHER_SEED, {"inboxCursorAcked": 1}, peer=peer)
-    with refused(Code.WRITE_DENIED):
-        bring(room, SEED, "coordination", f"revoked:{SEED}", {"at": 1})
-    bring(room, SEED, "coordination", f"revoked:{OTHER_SEED}", {"status": "removed"})
+    assert f"agent-of-{OTHER_SEED}" not in room.snapshot().agents
+    with refused(Code.NODE_REVOKED):
+        bring(room, OTHER_SEED, "delivery", OTHER_SEED, {"inboxCursorAcked": 1})
+    key, said = a_statement(OTHER_SEED, by=OTHER_SEED)
+    with refused(Code.NODE_REVOKED):
+        bring(room, OTHER_SEED, "coordination", key, said)
+    room.admit(OTHER_SEED, text_key(OTHER_SEED), NodeTier.BACKBONE)
     bring(room, OTHER_SEED, "delivery", OTHER_SEED, {"inboxCursorAcked": 1})
     assert OTHER_SEED in room.snapshot().nodes
+    assert f"agent-of-{OTHER_SEED}" in room.snapshot().agents
+
+
+@pytest.mark.req("ROOM-6")
+@pytest.mark.parametrize("act", ["admit", "revoke"])
+def test_only_a_backbone_member_says_who_is_one(act: str) -> None:
+    """An edge node is cut off for trying, and so is a node that speaks of itself or in another's name."""
+    room = a_populated_room()
+    before = visible(room)
+    for by, node_id in ((EDGE, OTHER_EDGE), (OTHER_SEED, OTHER_SEED)):
+        key, said = a_statement(node_id, by=by, act=act)
+        with refused(Code.WRITE_DENIED):
+            bring(room, by, "coordination", key, said)
+    key, said = a_statement(OTHER_EDGE, by=SEED, act=act)
+    with refused(Code.WRITE_DENIED):
+        bring(room, OTHER_SEED, "coordination", key, said)
+    assert visible(room) == before
 
 
 @pytest.mark.req("ROOM-3", "AUTH-7")
 def test_nobody_is_believed_without_an_admission() -> None:
-    """A node that no backbone node admitted, or that an edge node admitted, cannot write even its own record."""
-    room: Room = a_populated_room()
-    for admission in (None, a_node(OTHER_EDGE, by=EDGE)["admission"]):
-        fresh = a_populated_room()
-        record = a_node(OTHER_EDGE) | {"admission": admission}
-        with refused(Code.WRITE_DENIED):
-            bring(fresh, OTHER_EDGE, "nodes", OTHER_EDGE, {k: v for k, v in record.items() if v is not None})
+    """A node that no backbone node admitted, or only an edge node, cannot write even its own record."""
+    room = a_room(SEED)
+    admit_all(room, EDGE)
+    with refused(Code.WRITE_DENIED):
+        bring(room, OTHER_EDGE, "nodes", OTHER_EDGE, a_node(OTHER_EDGE))
     with refused(Code.WRITE_DENIED):
         bring(room, EDGE, "nodes", EDGE, a_node(EDGE, tier="backbone"))
+    with refused(Code.WRITE_DENIED):
+        bring(room, EDGE, "nodes", EDGE, a_node(EDGE, publicKey=text_key(OTHER_EDGE)))
+
+
+@pytest.mark.req("ROOM-6")
+def test_a_statement_is_neither_altered_nor_removed() -> None:
+    """Not even by the one who made it: what others build on it would fall."""
+    room = a_populated_room()
+    key, said = a_statement(OTHER_EDGE, by=OTHER_SEED)
+    bring(room, OTHER_SEED, "coordination", key, said)
+    with refused(Code.WRITE_DENIED):
+        bring(room, OTHER_SEED, "coordination", key, said | {"nodeId": EDGE})
+    with refused(Code.INVALID_FIELD):
+        bring(room, OTHER_SEED, "coordination", key, {"status": "removed"})
+
+
+@pytest.mark.req("ROOM-3")
+@pytest.mark.parametrize(
+    ("map_name", "key", "fields", "owner", "stranger"),
+    [case for case in CASES if case[2].get("ownerNodeId") != case[4]],
+)
+def test_a_stranger_does_not_overwrite_what_stands_there(
+    map_name: str, key: str, fields: dict[str, Any], owner: str, stranger: str
+) -> None:
+    """Once its owner has written a record, a stranger neither alters nor removes it, whatever the map."""
+    room = a_populated_room()
+    bring(room, owner, map_name, key, fields)
+    if map_name == "coordination" and key in ("coordinator", "sweepEverySeconds"):
+        bring(room, SEED, "coordination", "coordinator", {"value": SEED})
+    before = visible(room)
+    for news in (fields, {"status": "removed"}):
+        with refused(Code.WRITE_DENIED):
+            bring(room, stranger, map_name, key, news)
+    assert visible(room) == before
+
+
+@pytest.mark.req("ROOM-6")
+@pytest.mark.parametrize("is_sync", [True, False])
+def test_nothing_that_a_revoked_peer_brings_is_even_read(is_sync: bool) -> None:
+    """Its updates are refused at the door, also those that would change nothing."""
+    room = a_populated_room()
+    revoke(room, EDGE, by=SEED)
+    before = visible(room)
+    for update in (b"\x00\x00", b"\xff\xff", written(room, "delivery", SEED, signed(SEED, "delivery", SEED, {}))):
+        with refused(Code.NODE_REVOKED):
+            room.receive(update, peer=EDGE, is_sync=is_sync)
+    assert visible(room) == before
 
 
 def test_a_room_cannot_write_what_others_would_refuse() -> None:

@@ -7,16 +7,14 @@ from pycrdt import (
     Doc,
     Map,
     YMessageType,
-    create_awareness_message,
     create_sync_message,
     create_update_message,
     handle_sync_message,
 )
 
 from agentpost.protocol.errors import Code
-from agentpost.room.awareness import Entry, decode_awareness, encode_awareness
 from agentpost.room.document import Room
-from agentpost.room.sync import awareness_frame, step_1, step_2, update_frame
+from agentpost.room.sync import step_1, step_2, update_frame
 from agentpost.testing import FakeClock
 from tests.room.building import (
     EDGE,
@@ -201,9 +199,9 @@ def test_a_refused_frame_ends_the_session_with_a_reason(frame_of: Any) -> None:
     session, witness = hub.open(EDGE), hub.open(OTHER_EDGE)
     witness.receive(step_1(b"\x00"))
     before = visible(seed)
-    forged = signed(OTHER_EDGE, "delivery", OTHER_EDGE, {"inboxCursorAcked": 1}, by=EDGE)
+    forged = signed(EDGE, "delivery", EDGE, {"inboxCursorAcked": 1}, by=OTHER_EDGE)
     with refused(Code.WRITE_DENIED):
-        session.receive(frame_of(written(seed, "delivery", OTHER_EDGE, forged)))
+        session.receive(frame_of(written(seed, "delivery", EDGE, forged)))
     assert visible(seed) == before
     assert witness.frames_to_send() == []
     assert session not in hub.sessions
@@ -246,46 +244,6 @@ def test_a_peer_that_falls_behind_gets_the_whole_room_at_once(monkeypatch: pytes
     assert hub.room.records("agents") == seed.records("agents")
 
 
-@pytest.mark.req("ROOM-3", "ROOM-4")
-def test_presence_is_everybodys_own() -> None:
-    """An edge node speaks for itself; a backbone node also passes on others; nobody else's state can be taken."""
-    clock = FakeClock()
-    seed = a_populated_room(clock=clock)
-    hub = a_hub(seed, clock)
-    edge, other, relay = hub.open(EDGE), hub.open(OTHER_EDGE), hub.open(OTHER_SEED)
-    edge.receive(awareness_frame([Entry(1, 1, {"nodeId": EDGE, "heartbeatAt": 5})]))
-    relay.receive(awareness_frame([Entry(2, 1, {"nodeId": "far-jane", "heartbeatAt": 5})]))
-    assert len(other.frames_to_send()) == 2
-    assert set(seed.presence.last_heard_ms()) == {EDGE, "far-jane"}
-    for entry in (
-        Entry(3, 1, {"nodeId": EDGE}),
-        Entry(1, 9, {"nodeId": OTHER_EDGE}),
-        Entry(1, 9, None),
-        Entry(4, 1, {"nodeId": OTHER_EDGE, "text": "hi"}),
-    ):
-        with refused(Code.WRITE_DENIED):
-            hub.open(OTHER_EDGE).receive(awareness_frame([entry]))
-    edge.close()
-    assert set(seed.presence.last_heard_ms()) == {"far-jane"}
-
-
-@pytest.mark.req("ROOM-1")
-def test_awareness_speaks_the_format_of_y_protocols() -> None:
-    """What pycrdt encodes is read, and the other way round."""
-    from pycrdt import Awareness
-
-    theirs = Awareness(Doc())
-    theirs.set_local_state({"nodeId": EDGE, "heartbeatAt": 1})
-    frame = create_awareness_message(theirs.encode_awareness_update([theirs.client_id]))
-    seed = a_populated_room()
-    a_hub(seed).open(EDGE).receive(frame)
-    assert EDGE in seed.presence.last_heard_ms()
-    entries = [Entry(12, 3, {"nodeId": SEED}), Entry(13, 4, None)]
-    assert decode_awareness(encode_awareness(entries)) == entries
-    theirs.apply_awareness_update(encode_awareness(entries[:1]), "remote")
-    assert theirs.states[12] == {"nodeId": SEED}
-
-
 def test_nothing_is_sent_before_the_peer_asked() -> None:
     """Updates that are merged before the peer asked for the room are part of the answer, and not sent twice."""
     seed = a_populated_room()
@@ -295,3 +253,37 @@ def test_nothing_is_sent_before_the_peer_asked() -> None:
     (answer,) = session.receive(step_1(b"\x00"))
     assert b"early" in answer
     assert create_sync_message(Doc()) == step_1(b"\x00")
+
+
+def test_a_peer_is_answered_with_the_room_only_so_often() -> None:
+    """Sixty kilobytes of questions make no hundreds of megabytes of answers; the last question is answered later."""
+    clock = FakeClock()
+    seed = a_populated_room(clock=clock)
+    for number in range(100):
+        seed.write("agents", f"agent-{number}", {"ownerNodeId": SEED})
+    hub = a_hub(seed, clock)
+    session = hub.open(EDGE)
+    answers = [answer for _ in range(12_000) for answer in session.receive(step_1(b"\x00"))]
+    assert answers
+    assert sum(map(len, answers)) < 16 * 1024 * 1024
+    assert session.pause_seconds > 0
+    clock.advance(60_000)
+    session.frames_to_send()
+    hub.beat()
+    assert any(frame[:2] == b"\x00\x01" for frame in session.frames_to_send())
+    assert session.pause_seconds == 0
+    assert session.refusal is None
+
+
+@pytest.mark.parametrize("frame", [b"\x03", update_frame(b"\x00\x00"), step_1(b"\x00")])
+def test_a_peer_that_sends_more_than_it_may_is_read_more_slowly(frame: bytes) -> None:
+    """However small its frames are; one that keeps within its budget never waits."""
+    clock = FakeClock()
+    session = a_hub(a_populated_room(clock=clock), clock).open(EDGE)
+    for _ in range(1_000):
+        session.receive(frame)
+        assert session.pause_seconds == 0
+        clock.advance(2)
+    for _ in range(60_000):
+        session.receive(frame)
+    assert session.pause_seconds > 10

@@ -5,7 +5,7 @@ import pytest
 from agentpost.room.document import Room
 from agentpost.room.records import to_base64
 from agentpost.room.view import RoomView
-from tests.room.building import EDGE, OTHER_EDGE, SEED, a_node, a_room, public_key
+from tests.room.building import EDGE, OTHER_EDGE, SEED, a_node, a_room, admit_all, public_key
 
 _SEALING_KEY = bytes(range(32))
 
@@ -13,6 +13,7 @@ _SEALING_KEY = bytes(range(32))
 def _with_edge(**fields: object) -> Room:
     """The seed's room, to which an edge node has brought its own records."""
     seed, edge = a_room(SEED), a_room(EDGE)
+    admit_all(seed, EDGE)
     edge.write("nodes", EDGE, a_node(EDGE, sealingKey=to_base64(_SEALING_KEY)))
     if fields:
         edge.write("delivery", EDGE, fields)
@@ -21,7 +22,7 @@ def _with_edge(**fields: object) -> Room:
 
 
 def test_keys_and_tiers_of_a_member_are_those_it_was_admitted_with() -> None:
-    """A node that nobody vouched for has no keys."""
+    """A node that nobody admitted has no keys."""
     view = RoomView(_with_edge())
     assert view.signing_key(EDGE) == public_key(EDGE)
     assert view.sealing_key(EDGE) == _SEALING_KEY
@@ -36,7 +37,7 @@ def test_keys_and_tiers_of_a_member_are_those_it_was_admitted_with() -> None:
 def test_a_revoked_node_has_no_keys_any_more() -> None:
     """Nothing is sealed for it, and nothing that it signs is believed."""
     room = _with_edge()
-    room.write("coordination", f"revoked:{EDGE}", {"at": 1})
+    room.revoke(EDGE)
     view = RoomView(room)
     assert view.signing_key(EDGE) is None
     assert view.sealing_key(EDGE) is None

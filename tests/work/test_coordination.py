@@ -346,6 +346,20 @@ async def test_two_that_began_with_the_same_term_do_not_share_it(mesh: Mesh) -> 
     assert mesh.board.state.terms[leader] > 2
 
 
+@pytest.mark.req("OPS-4")
+async def test_a_call_of_a_term_that_no_sweep_led_to_is_not_followed(mesh: Mesh) -> None:
+    """It would be remembered, and nobody else could ever lead again."""
+    mesh.board.state = CoordinationState(coordinator="node-c")
+    await a_turn(mesh)
+    a, b = mesh.nodes["node-a"], mesh.nodes["node-b"]
+    before = a.office.coordination.show().term
+    call = b.engine.maker.signal(
+        SWEEP, to_nodes=("node-a",), details={"turn": mesh.clock.now_ms() + 1, "term": 2**53 - 1, "every": 60}
+    )
+    await a.office.coordination.hear([call])
+    assert a.office.coordination.show().term == before
+
+
 @pytest.mark.req("TASK-8", "OPS-4")
 async def test_the_end_of_a_task_that_nobody_reads_is_an_open_loop(mesh: Mesh) -> None:
     """A completion that lies in the requester's inbox for too long is reported, until somebody deals with it."""

@@ -15,10 +15,10 @@ from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.invites import hash_token
 from agentpost.auth.signing import check_node_id, check_nonce, in_time
 from agentpost.auth.tickets import Tickets
-from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, ExchangeRequest, Find, Grant, NodeProof, Vouch, Whois
+from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, ExchangeRequest, Find, FindRoot, Grant, NodeProof, Whois
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId, SessionId
-from agentpost.protocol.snapshot import NodeTier
+from agentpost.protocol.snapshot import ROOM_VERSION, NodeTier
 from agentpost.protocol.timestamps import format_ms
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
@@ -49,7 +49,6 @@ class _Candidate(Struct, frozen=True, kw_only=True):
     tier: NodeTier
     proof: NodeProof | None
     invite_id: InviteId | None = None
-    known: KnownNode | None = None
 
 
 class Exchange:
@@ -64,12 +63,12 @@ class Exchange:
         tickets: Tickets,
         guard: ReplayGuard,
         find: Find,
-        vouch: Vouch,
+        find_root: FindRoot,
         require_proof: bool,
         whois: Whois | None,
     ) -> None:
         self._find = find
-        self._vouch = vouch
+        self._find_root = find_root
         self._store = store
         self._identity = identity
         self._clock = clock
@@ -82,6 +81,7 @@ class Exchange:
 
     async def exchange(self, request: ExchangeRequest, *, address: str, port: int) -> Granted:
         check_node_id(request.node_id)
+        check_version(request)
         check_nonce(request.nonce)
         if request.invite_token is None:
             candidate = await self._known(request)
@@ -122,7 +122,7 @@ class Exchange:
         await self._check_nonce(f"{request.node_id} {request.nonce}", now_ms, now_ms + _NONCE_KEPT_MS)
         if node is None or node.revoked_at_ms is not None:
             raise Refusal(Code.NODE_REVOKED, f"the node {request.node_id} was revoked")
-        return _Candidate(tier=node.tier, proof=proof, known=node)
+        return _Candidate(tier=node.tier, proof=proof)
 
     async def _check_nonce(self, value: str, now_ms: int, good_until_ms: int) -> None:
         if not await self._guard.first_use(_NONCE, value, now_ms=now_ms, good_until_ms=good_until_ms):
@@ -174,7 +174,8 @@ class Exchange:
             )
 
     def _mint(self, request: ExchangeRequest, candidate: _Candidate, rooms: tuple[str, ...]) -> Grant:
-        proof, known = candidate.proof, candidate.known
+        proof = candidate.proof
+        root_node_id, root_public = self._find_root()
         session_id = self._ids.make(SessionId)
         ticket, claims = self._tickets.mint(
             node_id=request.node_id,
@@ -193,18 +194,23 @@ class Exchange:
             node_id=self._store.node_id,
             signing_public=self._identity.signing_public,
             sealing_public=self._identity.sealing_public,
-            # An invite vouches for one key, so there is no admission before that key is pinned.
-            admission=None if known is None else self._vouch(known),
-            anchors=self._anchors(),
+            root_node_id=root_node_id,
+            root_public=root_public,
         )
         return with_server_proof(grant, self._identity, node_id=request.node_id, nonce=request.nonce)
 
-    def _anchors(self) -> dict[str, str]:
-        return {
-            node.node_id: node.signing_public
-            for node in self._store.known_nodes()
-            if node.admitted_by == node.node_id and node.signing_public is not None and node.revoked_at_ms is None
-        }
+
+def check_version(request: ExchangeRequest) -> None:
+    """Refuse a gateway whose room is another: it would write what nobody here believes."""
+    version = request.protocol_version
+    if version is None or version.partition(".")[0] != ROOM_VERSION.partition(".")[0]:
+        said = "does not say which version of the room it speaks" if version is None else f"speaks {version!r:.20}"
+        raise Refusal(
+            Code.INVALID_FIELD,
+            f"{request.node_id} {said}; this mesh speaks {ROOM_VERSION}",
+            field="protocolVersion",
+            hint="Install the other gateways' version on it (`pip install -U agentpost`), and start it again.",
+        )
 
 
 def _pinned_key(known: KnownNode | None, invite: Invite) -> str | None:

@@ -3,8 +3,6 @@
 A step that cannot be written down does not happen: the caller gets the store's refusal instead of a grant.
 """
 
-from typing import Any
-
 from agentpost.auth import audit
 from agentpost.auth.challenge import Challenges
 from agentpost.auth.exchange import Exchange
@@ -14,13 +12,13 @@ from agentpost.auth.limits import Limits, RateLimited, address_key, token_key
 from agentpost.auth.redemption import Redemption
 from agentpost.auth.signing import check_node_id
 from agentpost.auth.tickets import DEFAULT_LIFE_SECONDS, Claims, Tickets
-from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest, Find, Grant, Vouch, Whois
+from agentpost.auth.wire import CONTROL_ROOM, Challenge, Entry, ExchangeRequest, Find, FindRoot, Grant, Whois
 from agentpost.protocol.errors import MEANINGS, Code, Refusal
 from agentpost.protocol.ids import InviteId
 from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
-from agentpost.store.values import AuditEntry, KnownNode
+from agentpost.store.values import AuditEntry
 from agentpost.world import Chance, Clock, IdMaker
 
 __all__ = ["Joining"]
@@ -31,7 +29,8 @@ _OPERATOR = "operator"
 class Joining:
     """One per gateway. `address` is where a request comes from, as far as the edge knows.
 
-    `find` says who is known here; without it, those are the nodes that joined here. `whois` asks the tailnet,
+    `find` says who is known here; without it, those are the nodes that joined here. `find_root` gives the anchor of the
+    mesh; without it, that is this node. `whois` asks the tailnet,
     where there is one.
     """
 
@@ -43,7 +42,7 @@ class Joining:
         chance: Chance,
         *,
         find: Find | None = None,
-        vouch: Vouch | None = None,
+        find_root: FindRoot | None = None,
         whois: Whois | None = None,
         require_proof: bool = True,
         ticket_seconds: int = DEFAULT_LIFE_SECONDS,
@@ -51,7 +50,6 @@ class Joining:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._vouch = vouch
         self._whois = whois
         self._find: Find = store.known_node if find is None else find
         self._limits = Limits(clock) if limits is None else limits
@@ -59,7 +57,7 @@ class Joining:
         self._invites = Invites(store, clock=clock, chance=chance, ids=ids)
         self._challenges = Challenges(store.node_id, identity, clock=clock, chance=chance)
         self._tickets = Tickets(store.node_id, identity, clock=clock, chance=chance, life_seconds=ticket_seconds)
-        self._redemption = Redemption(store, guard, clock=clock, find=self._find, vouch=self._admission)
+        self._redemption = Redemption(store, guard, clock=clock, find=self._find)
         self._exchange = Exchange(
             store,
             identity,
@@ -69,7 +67,7 @@ class Joining:
             tickets=self._tickets,
             guard=guard,
             find=self._find,
-            vouch=self._admission,
+            find_root=find_root or (lambda: (store.node_id, identity.signing_public)),
             require_proof=require_proof,
             whois=whois,
         )
@@ -202,12 +200,6 @@ class Joining:
             await self._store.pin_node(node)
         await self._store.revoke_node(node_id, at_ms=at_ms)
         await self._record(audit.key_taken(node_id, by=by, at_ms=at_ms))
-
-    def _admission(self, node: KnownNode) -> dict[str, Any] | None:
-        """This gateway's word for a node that it let in; nothing for others, and for a node without a key."""
-        if self._vouch is None or node.admitted_by != self._store.node_id or node.signing_public is None:
-            return None
-        return self._vouch(node)
 
     async def _refused(self, refusal: Refusal, keys: list[str], entry: AuditEntry) -> None:
         if isinstance(refusal, RateLimited):

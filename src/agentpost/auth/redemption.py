@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from agentpost.auth.guard import ReplayGuard
 from agentpost.auth.tickets import Claims
-from agentpost.auth.wire import Entry, Find, Vouch
+from agentpost.auth.wire import Entry, Find
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import InviteId
 from agentpost.store.interface import Store
@@ -19,10 +19,9 @@ _TICKET: Final = "ticket"
 
 
 class Redemption:
-    def __init__(self, store: Store, guard: ReplayGuard, *, clock: Clock, find: Find, vouch: Vouch) -> None:
+    def __init__(self, store: Store, guard: ReplayGuard, *, clock: Clock, find: Find) -> None:
         self._store = store
         self._find = find
-        self._vouch = vouch
         self._guard = guard
         self._clock = clock
 
@@ -47,7 +46,6 @@ class Redemption:
             sealing_public=node.sealing_public,
             invite_id=claims.invite_id,
             first_join=claims.invite_id is not None,
-            admission=self._vouch(node),
         )
 
     def check_welcome(self, claims: Claims) -> None:

@@ -17,10 +17,10 @@ __all__ = [
     "Entry",
     "ExchangeRequest",
     "Find",
+    "FindRoot",
     "Grant",
     "LINK_ROOM",
     "NodeProof",
-    "Vouch",
     "Whois",
 ]
 
@@ -52,8 +52,8 @@ class Discreet(Struct, frozen=True, kw_only=True, rename="camel"):
 
 # A node as this gateway knows it, from its own joins or by the word of others; None if it does not.
 Find = Callable[[str], KnownNode | None]
-# This gateway's word for a node that it let in, in the form that the room keeps; None if it has nothing to say.
-Vouch = Callable[[KnownNode], dict[str, Any] | None]
+# The node that began the mesh, and the key that it had then: what a node that joins goes by from then on.
+FindRoot = Callable[[], tuple[str, str]]
 
 
 # The name that the tailnet has for the machine at an address and port; None if it knows of none there.
@@ -91,15 +91,16 @@ class ExchangeRequest(Discreet, frozen=True, kw_only=True):
     invite_token: Text | None = None
     node_proof: NodeProof | None = None
     requested_rooms: Annotated[tuple[Text, ...], Meta(max_length=32)] | None = None
+    # The version of the room that it speaks; one that does not say so is too old.
+    protocol_version: Text | None = None
 
 
 class Grant(Discreet, frozen=True, kw_only=True):
     """What a node gets for its invite or its key: a ticket, and who it is that gives it.
 
-    `admission` is this gateway's word for the node's key, in the form that the room keeps it. It is there once the key
-    is pinned, so not yet at the first join: see `Entry`. `anchors` are the keys of backbone nodes that began a mesh:
-    nobody can give such a word for them, and whoever trusts this gateway takes them from it. `server_proof` shows that
-    the one who answers holds the key that it names: see `challenge`.
+    `root_node_id` and `root_public` are the anchor of the mesh: the node that began it, and the key that it had then.
+    Whoever trusts this gateway takes them from it, once. `server_proof` shows that the one who answers holds the key
+    that it names: see `challenge`.
     """
 
     secret = frozenset({"ws_ticket"})
@@ -111,8 +112,8 @@ class Grant(Discreet, frozen=True, kw_only=True):
     node_id: str
     signing_public: str
     sealing_public: str
-    admission: dict[str, Any] | None = None
-    anchors: dict[str, str] = {}
+    root_node_id: str = ""
+    root_public: str = ""
     server_proof: str = ""
 
 
@@ -127,4 +128,3 @@ class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
     sealing_public: str | None
     invite_id: InviteId | None
     first_join: bool
-    admission: dict[str, Any] | None

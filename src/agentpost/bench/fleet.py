@@ -17,7 +17,7 @@ from agentpost.protocol.timestamps import format_ms
 from agentpost.room.crdt import Replica
 from agentpost.room.document import Room
 from agentpost.room.guard import client_tag
-from agentpost.room.keys import make_admission
+from agentpost.room.members import Root, statement_key
 from agentpost.room.records import sign_record, to_base64
 from agentpost.room.schema import MAPS
 from agentpost.room.sync import MAX_FRAME_BYTES
@@ -59,8 +59,7 @@ class _Nodes:
             signing=self.keys[number],
             clock=self.clock,
             chance=SystemChance(),
-            pinned={self.names[0]: _public(self.keys[0])},
-            backbone=(self.names[0],),
+            root=Root(self.names[0], to_base64(_public(self.keys[0]))),
         )
 
     def node(self, number: int, status: str = "online") -> dict[str, Any]:
@@ -85,15 +84,18 @@ class _Nodes:
             "status": "online",
             "endpointWs": f"ws://{self.names[number]}:7801",
             "publicKey": to_base64(public_key),
-            "admission": make_admission(
-                by=self.names[0],
-                signing=self.keys[0],
-                node_id=self.names[number],
-                public_key=public_key,
-                tier=tier,
-                at_ms=_START_MS,
-            ),
         }
+
+    def statement(self, number: int) -> tuple[str, dict[str, Any]]:
+        """The seed's word that it admitted a node: the key in the room and the fields."""
+        said = {
+            "nodeId": self.names[number],
+            "act": "admit",
+            "publicKey": to_base64(_public(self.keys[number])),
+            "tier": NodeTier.EDGE.value,
+            "at": _START_MS,
+        }
+        return statement_key(self.names[0], f"{number:024x}"), said
 
 
 class Fleet(_Nodes):
@@ -103,12 +105,17 @@ class Fleet(_Nodes):
         super().__init__(nodes)
         self.seed = self.new_room(0)
         self._rooms = [self.seed, *(self.new_room(number) for number in range(1, nodes))]
+        for number in range(1, nodes):
+            self.seed.admit(self.names[number], to_base64(_public(self.keys[number])), NodeTier.EDGE)
         for number, (name, room) in enumerate(zip(self.names, self._rooms, strict=True)):
+            if number:
+                content = self.seed.update_since(room.state())
+                room.receive(content, peer=self.names[0], is_sync=True, max_bytes=MAX_FRAME_BYTES)
             room.write("nodes", name, self.node(number))
             for agent in range(agents_a_node):
                 room.write("agents", f"agent-{number}-{agent}", {"ownerNodeId": name})
             if number:
-                self.seed.receive(room.update_since(), peer=name, is_sync=True)
+                self.seed.receive(room.update_since(self.seed.state()), peer=name, is_sync=True)
 
     def cursor_updates(self, count: int) -> list[tuple[bytes, str]]:
         """Updates as they arrive at the seed, not merged there yet, with who brings them."""
@@ -142,6 +149,9 @@ class Month(_Nodes):
         self._clients: list[dict[str, int]] = [{} for _ in range(nodes)]
         self._clocks: dict[int, int] = {}
         self._owners = {f"agent-{number}-{agent}": number for number in range(nodes) for agent in range(agents_a_node)}
+        for number in range(1, nodes):
+            key, said = self.statement(number)
+            self._write(0, "coordination", key, said)
         for number, name in enumerate(self.names):
             self._write(number, "nodes", name, self.node(number))
         for agent_id, number in self._owners.items():

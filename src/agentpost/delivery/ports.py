@@ -56,6 +56,10 @@ class RoomView(Protocol):
         """The node that took this agent out of the mesh; None while a node hosts it, and if none ever did."""
         ...
 
+    def revoked_by(self) -> tuple[str, ...]:
+        """The seeds that took this gateway itself out of the mesh; none for one that may send."""
+        ...
+
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if nobody here knows."""
         ...

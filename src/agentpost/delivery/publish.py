@@ -159,6 +159,7 @@ class Publisher:
     def place(self, wanted: RouteRequest) -> tuple[Placement, int]:
         """Who gets what a local agent wants to say, and when that was decided."""
         self._expect_local(wanted.source_agent_id)
+        self._expect_member()
         now_ms = self._clock.now_ms()
         try:
             return self._placer.place(wanted, now_ms=now_ms), now_ms
@@ -328,6 +329,16 @@ class Publisher:
         everybody: dict[str, str | None] = dict.fromkeys(_recipients_of(event))
         trace = replace(event.trace, engaged_by=engaged_by({**everybody, **nodes}))
         return replace(self._sealer.share(event, to_nodes=to_nodes), to_nodes=to_nodes, trace=trace)
+
+    def _expect_member(self) -> None:
+        """ROOM-6: nobody takes anything from a gateway that was revoked, so it says so at once."""
+        seeds = self._room.revoked_by()
+        if seeds:
+            raise Refusal(
+                Code.NODE_REVOKED,
+                f"this gateway was revoked: {', '.join(seeds)} says so",
+                hint="Let a seed invite it again (`agentpost invite --node …`), and join with that invite.",
+            )
 
     def _expect_local(self, agent_id: str) -> None:
         if agent_id not in self._store.local_agent_ids():

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from agentpost.auth.challenge import is_granted_by, make_proof
 from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, Challenge, ExchangeRequest, Grant
@@ -26,9 +26,10 @@ from agentpost.edges.link.dial import CLOSE_SECONDS, keep_link
 from agentpost.gateway import Gateway
 from agentpost.protocol.backoff import RetryPolicy, next_delay_seconds
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.snapshot import NodeStatus, NodeTier
+from agentpost.protocol.snapshot import ROOM_VERSION, NodeTier
 from agentpost.room.document import Room
-from agentpost.room.records import is_removed, to_base64
+from agentpost.room.members import Root
+from agentpost.room.records import is_removed
 from agentpost.room.sync import MAX_FRAME_BYTES, RoomSession
 from agentpost.store.home import write_private
 from agentpost.store.values import KnownNode
@@ -43,6 +44,8 @@ _SYNC_STEP_2: Final = b"\0\1"
 _TIMEOUT_SECONDS: Final = 10.0
 # A mesh has a handful of backbone nodes; more links than this make nobody safer.
 _MOST_LINKS: Final = 8
+# What a seed may say when it closes the connection.
+_REASONS: Final = frozenset(Code)
 _RECONNECT: Final = RetryPolicy(
     base_seconds=0.5, factor=2.0, max_delay_seconds=30.0, max_attempts=1_000_000, jitter_share=0.5
 )
@@ -151,26 +154,30 @@ class SeedLinks:
                 self._open(Seed(url=url, node_id=node_id), None, is_joined=False)
 
     async def _trust(self, grant: Grant) -> None:
-        """Pin the seed's key at the first join: whoever answers for it later must have the same.
-
-        The seed's word for others is taken from then on, so its anchors are pinned too; a key that is known here stays.
-        """
-        keys = {**grant.anchors, grant.node_id: grant.signing_public}
-        for node_id, signing_public in keys.items():
-            if node_id == self._gateway.settings.node_id:
-                continue
-            known = self._gateway.store.known_node(node_id)
-            node = known or await self._gateway.store.pin_node(
+        """Take the root of the seed's mesh, and pin the seed's key: whoever answers for it later must have the same."""
+        if not grant.root_public:
+            raise Refusal(
+                Code.UNAVAILABLE,
+                f"{grant.node_id} speaks an older version of the room",
+                hint="Install the same agentpost on both, start the seed again, and join with a new invite.",
+            )
+        gateway = self._gateway
+        is_alone = not any(link.is_connected or link.is_here() for link in self._links.values())
+        root = Root(grant.root_node_id, grant.root_public)
+        if await gateway.host.join_mesh(root, is_alone=is_alone):
+            for node_id in list(self._links):
+                self._end(node_id)
+        if gateway.store.known_node(grant.node_id) is None:
+            await gateway.store.pin_node(
                 KnownNode(
-                    node_id=node_id,
-                    signing_public=signing_public,
-                    sealing_public=grant.sealing_public if node_id == grant.node_id else None,
+                    node_id=grant.node_id,
+                    signing_public=grant.signing_public,
+                    sealing_public=grant.sealing_public,
                     tier=NodeTier.BACKBONE,
-                    admitted_by=node_id,
-                    pinned_at_ms=self._gateway.clock.now_ms(),
+                    admitted_by=grant.node_id,
+                    pinned_at_ms=gateway.clock.now_ms(),
                 )
             )
-            self._gateway.host.pin(node)
 
     def _file(self) -> Path:
         return self._gateway.settings.home / _SEEDS_FILE
@@ -224,12 +231,12 @@ class _Link:
                     await self._converse(url, grant, is_invited=True)
                 elif self.is_joined or not self.is_here():
                     grant = await _exchange(self._gateway, url, None, expected=self.seed.node_id)
-                    self._take_word(grant)
                     await self._converse(url, grant)
                 attempt, self.problem = 0, None if grant is None else "the seed closed the connection"
             except Exception as error:  # noqa: BLE001 - whoever is at the address says what he likes; it is tried again
                 refusal = _refusal_of(error)
                 self.problem = refusal.message
+                self._draw_conclusions(refusal)
                 _log.warning("link to %s at %s: %s", self.seed.node_id, url, refusal.message)
                 if not self._synced.is_set():
                     self.refusal = refusal
@@ -248,6 +255,13 @@ class _Link:
             async with asyncio.timeout(seconds):
                 while not presence.was_heard_after(self.seed.node_id, began_ms):  # noqa: ASYNC110 - heartbeats wake nobody
                     await asyncio.sleep(_LOOK_SECONDS)
+
+    def _draw_conclusions(self, refusal: Refusal) -> None:
+        """A seed that has revoked this node says so; one that refuses what stands in the room here closes the link."""
+        if refusal.code is Code.NODE_REVOKED:
+            self._gateway.host.refused_by.add(self.seed.node_id)
+        elif refusal.code is Code.WRITE_DENIED and self._gateway.host.start_over():
+            _log.warning("%s refused what this gateway wrote: the room is taken anew", self.seed.node_id)
 
     def _url(self, attempt: int) -> str:
         """Where to try: at the address that was named, and in turn at the one in the room, if that is another."""
@@ -270,11 +284,8 @@ class _Link:
             max_size=MAX_FRAME_BYTES,
             close_timeout=CLOSE_SECONDS,
         ) as socket:
-            if is_invited:
-                # The invite is used up and the key pinned. Others take this node's record only with the seed's word.
-                await self._fetch_admission(url)
             wake = asyncio.Event()
-            session = self._gateway.host.hub.open(self.seed.node_id, on_wake=wake.set)
+            session = self._gateway.host.hub.open(self.seed.node_id, is_seed=True, on_wake=wake.set)
             tasks = TaskOwner("seed-link")
             try:
                 for frame in session.start():
@@ -283,6 +294,7 @@ class _Link:
                 if self._gateway.links is not None:
                     tasks.spawn(self._keep_link(self._gateway.links, url), name=f"mail {self.seed.node_id}")
                 self.is_connected, self.problem = True, None
+                self._gateway.host.refused_by.discard(self.seed.node_id)
                 await self._read(socket, session, is_invited=is_invited)
             finally:
                 session.close()
@@ -294,10 +306,12 @@ class _Link:
                 raise Refusal(Code.MALFORMED, "the seed sent text where y-protocols has bytes")
             for answer in session.receive(frame):
                 await socket.send(answer)
+            await asyncio.sleep(session.pause_seconds)
             if frame[:2] == _SYNC_STEP_2:
                 if is_invited:
                     # It may have come with a new key, and then what it signed before is not its own until now.
                     self._gateway.host.room.sign_anew()
+                await self._gateway.synced()
                 self._synced.set()
                 self._on_sync(self)
 
@@ -308,18 +322,6 @@ class _Link:
             return await _exchange(self._gateway, url, None, expected=self.seed.node_id, rooms=(LINK_ROOM,))
 
         await keep_link(self._gateway, links, url=url, node_id=self.seed.node_id, get_ticket=get_ticket)
-
-    async def _fetch_admission(self, url: str) -> None:
-        """Ask the seed to vouch for this node's key, now that it is pinned there."""
-        self._take_word(await _exchange(self._gateway, url, None, expected=self.seed.node_id), is_new=True)
-
-    def _take_word(self, grant: Grant, *, is_new: bool = False) -> None:
-        """Put the seed's word for this node's key into its record, if there is none that is as good."""
-        host = self._gateway.host
-        present = (host.room.record("nodes", host.room.node_id) or {}).get("admission", {})
-        is_good = present.get("publicKey") == self._gateway.identity.signing_public
-        if grant.admission is not None and (is_new or not is_good):
-            host.register(status=NodeStatus.ONLINE, admission=grant.admission)
 
 
 def _checked_url(url: str) -> str:
@@ -372,12 +374,13 @@ async def _exchange(
             invite_token=token,
             node_proof=make_proof(gateway.identity, challenge, node_id=node_id, nonce=nonce, invite_token=token),
             requested_rooms=rooms,
+            protocol_version=ROOM_VERSION,
         )
         grant = await _post(http, "/ansible/auth/exchange", request, Grant)
     if grant.node_id != challenge.node_id:
         raise Refusal(Code.NODE_MISMATCH, f"{url} is {challenge.node_id}, and then {grant.node_id}")
-    known = gateway.host.room.keys.public_key(grant.node_id)
-    if known is not None and to_base64(known) != grant.signing_public:
+    known = gateway.host.known_key(grant.node_id)
+    if known is not None and known != grant.signing_public:
         raise Refusal(Code.NODE_PROOF_INVALID, f"{url} answers for {grant.node_id} with another key than before")
     if known is None and expected is not None:
         raise Refusal(Code.NODE_PROOF_INVALID, f"nobody who is trusted here has vouched for {expected}")
@@ -408,6 +411,9 @@ def _refusal_in(content: bytes, status: int) -> Refusal:
 def _refusal_of(error: Exception) -> Refusal:
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, ConnectionClosedError) and error.rcvd is not None and error.rcvd.reason in _REASONS:
+        code = Code(error.rcvd.reason)
+        return Refusal(code, f"the seed closed the connection: {code.value}")
     if isinstance(error, InvalidStatus):
         return _refusal_in(bytes(error.response.body or b""), error.response.status_code)
     return Refusal(Code.UNAVAILABLE, f"the seed cannot be reached: {error or type(error).__name__}")

@@ -14,7 +14,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentpost.auth.signing import to_text
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.lake.manifest import facts_path
 from agentpost.lake.place import Lake, NameTaken
@@ -22,7 +21,6 @@ from agentpost.lake.reading import read_facts
 from agentpost.lake.schema import FACTS
 from agentpost.protocol.snapshot import NodeStatus, NodeTier
 from agentpost.room.document import Room
-from agentpost.room.records import is_removed
 from agentpost.store.identity import Identity
 from agentpost.store.interface import Store
 
@@ -100,16 +98,14 @@ def _cursors(store: Store, policy: DeliveryPolicy, now_ms: int) -> Iterator[tupl
 
 def _of_room(room: Room) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     snapshot = room.snapshot()
-    for node_id, record in room.records("nodes").items():
-        if is_removed(record):
-            continue
-        public = room.keys.public_key(node_id)
+    for member in room.keys.all():
+        node_id = member.node_id
         yield (
             ("node", node_id),
             {
-                "tier": record.get("tier"),
-                "signingPublic": None if public is None else to_text(public),
-                "status": "revoked" if room.keys.is_revoked(node_id) else "active",
+                "tier": member.tier.value,
+                "signingPublic": member.public_key,
+                "status": "revoked" if member.is_revoked else "active",
             },
         )
         is_away = room.presence.status_of(node_id) is NodeStatus.OFFLINE

@@ -6,9 +6,10 @@ from typing import Final
 
 from msgspec import Struct, field
 
-__all__ = ["DEFAULT_SWEEP_SECONDS", "CoordinationState", "Preference", "acting_node", "turn_of"]
+__all__ = ["DEFAULT_SWEEP_SECONDS", "CoordinationState", "Preference", "acting_node", "most_terms", "turn_of"]
 
 DEFAULT_SWEEP_SECONDS: Final = 60
+_LEAST_SWEEP_SECONDS: Final = 10
 
 
 class Preference(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -49,6 +50,14 @@ def acting_node(state: CoordinationState, backbone: Mapping[str, object], is_liv
         if node_id in backbone and is_live(node_id):
             return node_id
     return None
+
+
+def most_terms(now_ms: int) -> int:
+    """The highest number under which anybody can lead by now: one for each sweep, had there always been one in time.
+
+    A higher one is no number that sweeps have led to, and counts nowhere: with it, its author would lead for ever.
+    """
+    return now_ms // (_LEAST_SWEEP_SECONDS * 1000)
 
 
 def turn_of(now_ms: int, sweep_every_seconds: int) -> int:

@@ -46,6 +46,7 @@ class IncidentKind(StrEnum):
 
     # The gateways themselves.
     CLOCK_OFF = "clock_off"
+    RECORD_SET_ASIDE = "record_set_aside"
 
     # Tasks and coordination.
     TASK_LATE = "task_late"
@@ -175,6 +176,11 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
         "The clock of a gateway is more than 30 s off. Expiries, ETAs and deadlines go by it.",
         "Set the clock of {subject}, e.g. with `timedatectl set-ntp true`.",
         "When the clock is right again.",
+    ),
+    IncidentKind.RECORD_SET_ASIDE: IncidentMeaning(
+        "A gateway passed on a record of the room that nobody believes: the node it names may not write it, or did "
+        "not sign it. It is in no view. The seeds write over what revoked nodes and strangers left.",
+        "Ask the operator of {subject}. If it is not honest: `agentpost revoke {subject}` at a seed.",
     ),
     IncidentKind.TASK_LATE: IncidentMeaning(
         "A task has missed its ETA or its deadline. Its worker was asked.",

@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "MOST_NOT_TAKEN",
     "MOST_WAITING",
+    "ROOM_VERSION",
     "RoomSnapshot",
     "NodeRecord",
     "NodeStatus",
@@ -33,6 +34,9 @@ __all__ = [
 # Epoch milliseconds and seconds that came through the room: Yjs clients in JavaScript write every number as a
 # float.
 Number = int | float
+
+# The first number changes when gateways of both kinds cannot be in one room.
+ROOM_VERSION: Final = "2.0"
 
 # How far a gateway counts what it has waiting for one agent: so many means so many or more.
 MOST_WAITING: Final = 1_000

@@ -1,26 +1,38 @@
-"""Awareness, the part of y-protocols that is not kept: who is connected, with which state, as of which clock.
+"""Awareness, the part of y-protocols that is not kept: which node is there, by its own signed word.
 
-A state is `{"nodeId": …, "heartbeatAt": epoch ms}` and little else. A node sets its own states; a backbone node also
-passes on those of others. Nothing of it reaches the document or the disk.
+A state is a heartbeat, `{"nodeId": …, "heartbeatAt": epoch ms, "sig": …}`, or a goodbye, which has `"status":
+"offline"` too. Each node has one, whatever Yjs client it came under. Only a later one of the same node takes its
+place; so nobody can speak for another, say goodbye for it, or bring an old word back. Who says nothing ages out
+(`presence`). A Yjs client without the node's key may send a state without a signature on its own session; then it is
+present at that gateway only. Nothing of it reaches the document or the disk.
 """
 
 import json
 from typing import Any, Final, NamedTuple, cast
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.room.keys import KeyBook
+from agentpost.room.guard import client_tag
+from agentpost.room.membership import RoomMembers
 from agentpost.room.presence import Presence
+from agentpost.room.records import canonical, sign_bytes, verify_bytes
 from agentpost.room.schema import is_id
 from agentpost.room.wire import Reader, var_uint
 from agentpost.world import Clock
 
-__all__ = ["Awareness", "Entry", "decode_awareness", "encode_awareness"]
+__all__ = ["Awareness", "Entry", "decode_awareness", "encode_awareness", "signed_state"]
 
-MAX_STATE_BYTES: Final = 1024
-_MOST_CLIENTS: Final = 4096
-_EXPIRES_AFTER_MS: Final = 90_000
+MAX_STATE_BYTES: Final = 512
+_FIELDS: Final = frozenset({"nodeId", "heartbeatAt", "status", "sig"})
+_OFFLINE: Final = "offline"
+_LARGEST: Final = 2**53 - 2
 # The end of the year 9999: what is beyond is no time.
 _LAST_TIME_MS: Final = 253_402_300_800_000
+# Older ones are not told to who connects now: a node that is there says so again in a few seconds.
+_TOLD_FOR_MS: Final = 25_000
+# A mesh has fewer nodes; nobody fills the memory with what a frame claims.
+_MOST_ENTRIES: Final = 4096
 
 
 class Entry(NamedTuple):
@@ -31,16 +43,27 @@ class Entry(NamedTuple):
     state: dict[str, Any] | None
 
 
+class Heard(NamedTuple):
+    """What to do about the states that a peer brought: what to pass on, what to say to every peer, what to answer."""
+
+    news: list[Entry]
+    own: list[Entry]
+    answer: list[Entry]
+
+
 class _Held(NamedTuple):
     entry: Entry
-    node_id: str
+    heartbeat_at: int
     heard_at_ms: int
 
 
 def decode_awareness(data: bytes) -> list[Entry]:
     reader = Reader(data)
     entries: list[Entry] = []
-    for _ in range(reader.uint()):
+    count = reader.uint()
+    if count > _MOST_ENTRIES:
+        raise Refusal(Code.TOO_LARGE, f"{count} states at once", hint="Presence is one state a node.")
+    for _ in range(count):
         client, clock, text = reader.uint(), reader.uint(), reader.text()
         if len(text) > MAX_STATE_BYTES:
             raise Refusal(Code.TOO_LARGE, "a state is too large", hint="Presence is a node id and a heartbeat.")
@@ -64,95 +87,150 @@ def encode_awareness(entries: list[Entry]) -> bytes:
     return bytes(out)
 
 
-class Awareness:
-    """The states of everybody who is connected, here and beyond."""
+def signed_state(
+    node_id: str, heartbeat_at: int, signing: Ed25519PrivateKey, *, is_goodbye: bool = False
+) -> dict[str, Any]:
+    """A node's word that it is there, or that it leaves."""
+    said: dict[str, Any] = {"nodeId": node_id, "heartbeatAt": heartbeat_at}
+    if is_goodbye:
+        said["status"] = _OFFLINE
+    return said | {"sig": sign_bytes(signing, _message(said))}
 
-    def __init__(self, *, node_id: str, client: int, keys: KeyBook, presence: Presence, clock: Clock) -> None:
+
+class Awareness:
+    """The latest word of each node, here and beyond."""
+
+    def __init__(
+        self, *, node_id: str, signing: Ed25519PrivateKey, keys: RoomMembers, presence: Presence, clock: Clock
+    ) -> None:
         self._node_id = node_id
-        self._client = client
+        self._signing = signing
         self._keys = keys
         self._presence = presence
         self._clock = clock
-        self._held: dict[int, _Held] = {}
+        self._latest = 0
+        self._has_left = False
+        self._held: dict[str, _Held] = {}
 
     def beat(self) -> list[Entry]:
         """The own heartbeat, to be sent to every peer."""
-        held = self._held.get(self._client)
-        state = {"nodeId": self._node_id, "heartbeatAt": self._clock.now_ms()}
-        # A clock that starts at the time of day is higher than that of any life before.
-        clock = self._clock.now_ms() if held is None else held.entry.clock + 1
-        entry = Entry(self._client, clock, state)
-        self._hold(entry, self._node_id)
-        return [entry]
+        self._has_left = False
+        return [self._say(is_goodbye=False)]
 
     def farewell(self) -> list[Entry]:
-        """The own state, taken back: said to every peer when the gateway stops."""
-        held = self._held.pop(self._client, None)
-        self._presence.left(self._node_id)
-        return [] if held is None else [Entry(self._client, held.entry.clock + 1, None)]
+        """The own goodbye, said to every peer when the gateway stops. A node says it for itself only."""
+        if self._node_id not in self._held or self._has_left:
+            return []
+        self._has_left = True
+        return [self._say(is_goodbye=True)]
 
-    def receive(self, entries: list[Entry], *, peer: str) -> list[Entry]:
-        """Take the states that `peer` brought. Gives those that were news, to be passed on."""
-        is_backbone = self._keys.is_backbone(peer)
+    def receive(self, entries: list[Entry], *, peer: str) -> Heard:
+        """Take the states that `peer` brought."""
+        heard = Heard([], [], [])
+        is_relay, may_relay = self._keys.is_backbone(peer), self._may_relay()
         for entry in entries:
-            self._check(entry, peer, is_backbone)
-        news: list[Entry] = []
-        for entry in entries:
-            held = self._held.get(entry.client)
-            if held is not None and entry.clock <= held.entry.clock and entry.state is not None:
-                continue
             if entry.state is None:
-                if held is not None and entry.client != self._client and entry.clock >= held.entry.clock:
-                    self._drop(entry.client)
-                    news.append(entry)
-            elif not self._keys.is_revoked(entry.state["nodeId"]):
-                if held is None and len(self._held) >= _MOST_CLIENTS:
-                    raise Refusal(Code.TOO_LARGE, "too many clients are present")
-                self._hold(entry, entry.state["nodeId"])
-                news.append(entry)
-        return news if self._may_relay() else []
-
-    def cut_off(self, node_id: str) -> list[Entry]:
-        """Forget a node whose connection ended; gives what to tell the others."""
-        gone = [held.entry for held in self._held.values() if held.node_id == node_id]
-        for entry in gone:
-            self._drop(entry.client)
-        return [Entry(entry.client, entry.clock + 1, None) for entry in gone] if self._may_relay() else []
+                continue  # y-protocols' way to say that a client is gone, for whomever: it proves nothing
+            node_id, heartbeat_at = _form(entry.state)
+            if node_id == peer:
+                self._hear_peer(entry, heartbeat_at, heard)
+            elif node_id == self._node_id:
+                heard.own.extend(self._catch_up(entry, heartbeat_at))
+            elif is_relay and self._is_news(entry, heartbeat_at):
+                self._hold(entry, heartbeat_at)
+                heard.news.append(entry)
+        return heard if may_relay else heard._replace(news=[])
 
     def present(self) -> list[Entry]:
-        """What somebody who connects now is told: the states that are fresh."""
-        oldest_ms = self._clock.monotonic_ms() - _EXPIRES_AFTER_MS
-        for client in [client for client, held in self._held.items() if held.heard_at_ms < oldest_ms]:
-            del self._held[client]
-        may_relay = self._may_relay()
-        return [held.entry for held in self._held.values() if may_relay or held.node_id == self._node_id]
+        """What somebody who connects now is told."""
+        oldest_ms = self._clock.monotonic_ms() - _TOLD_FOR_MS
+        told = [held.entry for held in self._held.values() if held.heard_at_ms >= oldest_ms]
+        return told if self._may_relay() else [each for each in told if _node_of(each) == self._node_id]
+
+    def _say(self, *, is_goodbye: bool) -> Entry:
+        # Never below an earlier one, also when the clock was set back.
+        self._latest = max(self._clock.now_ms(), self._latest + 1)
+        state = signed_state(self._node_id, self._latest, self._signing, is_goodbye=is_goodbye)
+        entry = Entry(client_tag(self._node_id), self._latest, state)
+        self._hold(entry, self._latest)
+        return entry
+
+    def _hear_peer(self, entry: Entry, heartbeat_at: int, heard: Heard) -> None:
+        """Take a peer's word for itself, on its own session: that outweighs what others say of it."""
+        state = entry.state or {}
+        held = self._held.get(_node_of(entry))
+        if held is not None and held.entry.state == state:
+            return
+        is_signed = "sig" in state and self._is_signed(state)
+        if is_signed and (held is None or heartbeat_at > held.heartbeat_at):
+            self._hold(entry, heartbeat_at)
+            heard.news.append(entry)
+            return
+        # Without the node's key, or with one that is not known here yet, or from before what it said already: who has
+        # the session is there, and others do not take that from us.
+        if not _is_goodbye(state):
+            self._presence.heard(_node_of(entry))
+        if held is not None and is_signed:
+            heard.answer.append(held.entry)
+
+    def _catch_up(self, entry: Entry, heartbeat_at: int) -> list[Entry]:
+        """Others have a later word of this node than it remembers: what it says next has to be later still."""
+        if heartbeat_at <= self._latest or self._has_left or not self._is_signed(entry.state or {}):
+            return []
+        self._latest = heartbeat_at
+        return [self._say(is_goodbye=False)]
+
+    def _is_news(self, entry: Entry, heartbeat_at: int) -> bool:
+        """Whether it is later than what is held, and its node's own word: one check of a signature for a heartbeat."""
+        held = self._held.get(_node_of(entry))
+        return (held is None or heartbeat_at > held.heartbeat_at) and self._is_signed(entry.state or {})
+
+    def _is_signed(self, state: dict[str, Any]) -> bool:
+        node_id = state["nodeId"]
+        key = self._keys.public_key(node_id) if self._keys.is_member(node_id) else None
+        said = {name: value for name, value in state.items() if name != "sig"}
+        return key is not None and verify_bytes(key, state.get("sig"), _message(said))
 
     def _may_relay(self) -> bool:
-        """Whether others take this node's word for somebody else: that of a backbone node they do."""
+        """Whether others take from this node what it heard of somebody else: from a backbone node they do."""
         return self._keys.is_backbone(self._node_id)
 
-    def _check(self, entry: Entry, peer: str, is_backbone: bool) -> None:
-        held = self._held.get(entry.client)
-        owner = None if held is None else held.node_id
-        if entry.state is not None:
-            node_id = entry.state.get("nodeId")
-            if not isinstance(node_id, str) or not is_id(node_id):
-                raise Refusal(Code.INVALID_FIELD, "a state does not say whose it is", field="nodeId")
-            extra = entry.state.keys() - {"nodeId", "heartbeatAt", "status", "user"}
-            if extra:
-                raise Refusal(Code.WRITE_DENIED, f"a state has a field that it must not have: {min(extra)[:40]!r}")
-            if owner not in (None, node_id) or (not is_backbone and node_id != peer):
-                raise Refusal(Code.WRITE_DENIED, f"{peer} may not speak for {node_id}", field="nodeId")
-        elif not is_backbone and owner not in (None, peer):
-            raise Refusal(Code.WRITE_DENIED, f"{peer} may not speak for {owner}", field="nodeId")
-
-    def _hold(self, entry: Entry, node_id: str) -> None:
-        self._held[entry.client] = _Held(entry, node_id, self._clock.monotonic_ms())
-        said_ms = (entry.state or {}).get("heartbeatAt")
-        is_time = type(said_ms) is int and 0 <= said_ms < _LAST_TIME_MS and node_id != self._node_id
-        self._presence.heard(node_id, said_ms=said_ms if is_time else None)
-
-    def _drop(self, client: int) -> None:
-        node_id = self._held.pop(client).node_id
-        if all(held.node_id != node_id for held in self._held.values()):
+    def _hold(self, entry: Entry, heartbeat_at: int) -> None:
+        node_id = _node_of(entry)
+        self._held[node_id] = _Held(entry, heartbeat_at, self._clock.monotonic_ms())
+        if _is_goodbye(entry.state or {}):
             self._presence.left(node_id)
+        else:
+            is_time = heartbeat_at < _LAST_TIME_MS and node_id != self._node_id
+            self._presence.heard(node_id, said_ms=heartbeat_at if is_time else None)
+
+
+def _form(state: dict[str, Any]) -> tuple[str, int]:
+    """The node and the number of a state; a refusal for what is none (PIPE-6)."""
+    extra = state.keys() - _FIELDS
+    if extra:
+        raise Refusal(Code.WRITE_DENIED, f"a state has a field that it must not have: {min(extra)[:40]!r}")
+    node_id, heartbeat_at = state.get("nodeId"), state.get("heartbeatAt")
+    if not isinstance(node_id, str) or not is_id(node_id):
+        raise Refusal(Code.INVALID_FIELD, "a state does not say whose it is", field="nodeId")
+    if isinstance(heartbeat_at, float) and heartbeat_at.is_integer():
+        heartbeat_at = int(heartbeat_at)
+    if type(heartbeat_at) is not int or not 0 <= heartbeat_at <= _LARGEST:
+        raise Refusal(Code.INVALID_FIELD, "heartbeatAt is not a whole number", field="heartbeatAt")
+    if state.get("status", _OFFLINE) not in (_OFFLINE, "online"):
+        raise Refusal(Code.INVALID_FIELD, "a status is online or offline", field="status")
+    if not isinstance(state.get("sig", ""), str):
+        raise Refusal(Code.INVALID_FIELD, "a signature is text", field="sig")
+    return node_id, heartbeat_at
+
+
+def _is_goodbye(state: dict[str, Any]) -> bool:
+    return state.get("status") == _OFFLINE
+
+
+def _node_of(entry: Entry) -> str:
+    return (entry.state or {})["nodeId"]
+
+
+def _message(said: dict[str, Any]) -> bytes:
+    return canonical(["presence", said])

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from agentpost.protocol.coordination import DEFAULT_SWEEP_SECONDS, CoordinationState, Preference
+from agentpost.protocol.coordination import DEFAULT_SWEEP_SECONDS, CoordinationState, Preference, most_terms
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import format_ms
 from agentpost.room.document import Room
@@ -27,6 +27,7 @@ class CoordinationBoard:
         preferences: dict[str, Preference] = {}
         terms: dict[str, int] = {}
         backups: dict[str, str] = {}
+        most = most_terms(self._clock.now_ms())
         for key, record in self._room.records(_MAP).items():
             subject, _, name = key.partition(":")
             if is_removed(record):
@@ -37,7 +38,8 @@ class CoordinationBoard:
                     desired_sweep_every_seconds=_number(record, "desiredSweepEverySeconds"),
                 )
             elif subject == "sweepTerm":
-                terms[name] = _number(record, "value") or 0
+                term = _number(record, "value") or 0
+                terms[name] = term if term <= most else 0
             elif subject == "delegationIntent" and record.get("backupAgent"):
                 backups.setdefault(record["ownerAgent"], record["backupAgent"])
         return CoordinationState(

@@ -49,6 +49,13 @@ class RoomJournal:
         self._updates, self._bytes = len(updates), sum(map(len, updates))
         return self._room.load(updates)
 
+    def store_anew(self) -> None:
+        """Put the room as it is in the place of all that is stored, with the next flush."""
+        self._noted = []
+        self._updates = self._max_updates + 1
+        if self._on_note is not None:
+            self._on_note()
+
     async def flush(self) -> None:
         """Store what was noted; as one, if what is stored has become long."""
         noted, self._noted = self._noted, []

@@ -2,8 +2,8 @@
 
 A node that is no backbone node may not bring the structs of others (see `guard`), but records are signed by their
 owners, so anybody may pass them on. What such a peer sends goes into a copy of its own; of what becomes visible there,
-every record that is authentic, newer than the one here, and allowed, is written anew into the room. Nothing else of
-the copy ever leaves it, and it goes with the session, or when the room has caught up with it.
+every record that is newer than the one here and would be believed is written anew into the room. Nothing else of the
+copy ever leaves it, and it goes with the session, or when the room has caught up with it.
 """
 
 from typing import Final
@@ -27,12 +27,10 @@ class Relay:
         self._peer = peer
         self._copy = Replica(room.update_since())
         self._brought_bytes = 0
-        # Who has nobody else to ask takes the past from whoever comes first.
-        self._is_past = all(node_id in (room.node_id, peer) for node_id in room.records("nodes"))
         self._end = room.subscribe(self._on_update)
 
     def receive(self, update: bytes) -> None:
-        """Take the records of an update. A refusal means that the peer forged something, or wrote what it may not."""
+        """Take the records of an update. A refusal means that the peer itself wrote what it may not."""
         if update == EMPTY_UPDATE:
             return
         self._brought_bytes += len(update)
@@ -41,8 +39,7 @@ class Relay:
         for root in read_update(update).roots:
             if root not in MAPS:
                 raise Refusal(Code.WRITE_DENIED, f"the room has no map {root[:40]!r}")
-        self._room.adopt(self._copy.apply(update).touched, peer=self._peer, is_past=self._is_past)
-        self._is_past = False
+        self._room.adopt(self._copy.apply(update).touched, peer=self._peer)
 
     def is_covered(self) -> bool:
         """Whether the room has got all that the peer has seen by another way."""

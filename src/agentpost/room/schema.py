@@ -22,10 +22,21 @@ from agentpost.protocol.snapshot import (
 )
 from agentpost.room.records import Record, canonical, is_removed, plain_record
 
-__all__ = ["MAPS", "MAX_RECORD_BYTES", "ROOM_NAME", "MapRules", "check_id", "check_record", "is_id"]
+__all__ = [
+    "MAPS",
+    "MAX_RECORD_BYTES",
+    "ROOM_NAME",
+    "MapRules",
+    "check_id",
+    "check_record",
+    "is_harmless",
+    "is_id",
+    "is_statement",
+]
 
 ROOM_NAME: Final = "ansible-control"
 MAX_RECORD_BYTES: Final = 4096
+_LONGEST_KEY: Final = 300
 
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}"
 _is_id = re.compile(_ID).fullmatch
@@ -45,6 +56,7 @@ Word = Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")]
 Name = Annotated[str, Meta(max_length=128)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{43}\Z")]
 Signature = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
+Signatures = Annotated[tuple[Signature, ...], Meta(max_length=12)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=1, le=31_536_000)]
 Time = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\Z")]
@@ -66,18 +78,6 @@ class Removed(Signed, frozen=True, kw_only=True, rename="camel"):
     status: Literal["removed"]
 
 
-class Admission(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A backbone node's word for another node's key and tier, signed on its own so that nobody else can give it."""
-
-    by: Id
-    public_key: Key
-    tier: NodeTier
-    at: Moment
-    # The keys that the node had before, the latest first. Only an operator's explicit act puts one here.
-    replaces: Annotated[tuple[Key, ...], Meta(max_length=16)] = ()
-    sig: Signature
-
-
 class NodeEntry(Signed, frozen=True, kw_only=True, rename="camel"):
     tier: NodeTier
     status: NodeStatus
@@ -90,7 +90,6 @@ class NodeEntry(Signed, frozen=True, kw_only=True, rename="camel"):
     public_key: Key | None = None
     sealing_key: Key | None = None
     outbox: Word | None = None
-    admission: Admission | None = None
 
 
 class AgentEntry(Signed, frozen=True, kw_only=True, rename="camel"):
@@ -219,10 +218,21 @@ class Intent(Signed, frozen=True, kw_only=True, rename="camel"):
     close_notify: Ids = ()
 
 
-class Revocation(Signed, frozen=True, kw_only=True, rename="camel"):
-    """ROOM-6: this node is out. Stands at `revoked:<node>`; withdrawn by a removal when it is invited again."""
+class StatementEntry(Signed, frozen=True, kw_only=True, rename="camel"):
+    """ROOM-6: a backbone member's word about another node; see `members`. It is never altered and never removed."""
 
-    at: Moment
+    node_id: Id
+    act: Literal["admit", "revoke"]
+    at: Count
+    public_key: Key | None = None
+    tier: NodeTier | None = None
+    after: Signatures = ()
+    prev: Signatures = ()
+    through: Signatures = ()
+
+    def __post_init__(self) -> None:
+        if (self.act == "admit") != (self.public_key is not None and self.tier is not None):
+            raise ValueError("an admission has a publicKey and a tier, and a revocation has none")
 
 
 class MapRules(Struct, frozen=True, kw_only=True):
@@ -252,7 +262,7 @@ _COORDINATION: Final[tuple[tuple[re.Pattern[str], type[Signed]], ...]] = (
     (re.compile(rf"sweepTerm:{_ID}"), SweepTerm),
     (re.compile(rf"skillReviewQueue:{_ID}"), Review),
     (re.compile(r"delegationIntent:[a-z][a-z0-9_]{0,63}"), Intent),
-    (re.compile(rf"revoked:{_ID}"), Revocation),
+    (re.compile(rf"member:{_ID}:[0-9a-f]{{24}}"), StatementEntry),
 )
 
 # In the order in which the changes of one update are judged: who somebody is comes before what they own.
@@ -280,6 +290,11 @@ def check_id(text: str, *, field: str) -> str:
     return text
 
 
+def is_statement(map_name: str, key: str) -> bool:
+    """Whether a statement about a member stands there; see `members`."""
+    return map_name == "coordination" and key.startswith("member:")
+
+
 def check_record(map_name: str, key: str, value: object) -> Record:
     """The record in its plain form, if it is one that this key may hold; a refusal that says what is wrong if not."""
     rules = MAPS.get(map_name)
@@ -293,7 +308,7 @@ def check_record(map_name: str, key: str, value: object) -> Record:
     size = len(canonical(record))
     if size > MAX_RECORD_BYTES:
         raise Refusal(Code.TOO_LARGE, f"{where} has {size} bytes; a record has at most {MAX_RECORD_BYTES}", field=where)
-    if is_removed(record):
+    if is_removed(record) and kind is not StatementEntry:
         kind = Removed
     _refuse_unknown_fields(record, kind, where)
     try:
@@ -301,6 +316,17 @@ def check_record(map_name: str, key: str, value: object) -> Record:
     except msgspec.ValidationError as problem:
         raise Refusal(Code.INVALID_FIELD, f"{where}: {problem}", field=where) from None
     return record
+
+
+def is_harmless(key: str, value: object) -> bool:
+    """Whether what is no record of this version may stand in the room unread: it is small, plain, and no payload."""
+    try:
+        record = plain_record(value)
+    except Refusal:
+        return False
+    is_key = len(key) <= _LONGEST_KEY and key.isascii() and key.isprintable()
+    is_payload = any(name.lower() in _PAYLOAD_WORDS for name in record)
+    return is_key and not is_payload and len(canonical(record)) <= MAX_RECORD_BYTES
 
 
 def _refuse_unknown_fields(record: Record, kind: type[Signed], where: str) -> None:

@@ -15,9 +15,8 @@ from agentpost.protocol.snapshot import (
     RoomSnapshot,
     RoutingRule,
 )
-from agentpost.room.keys import KeyBook
 from agentpost.room.presence import Presence
-from agentpost.room.records import Record, is_removed
+from agentpost.room.records import is_removed
 from agentpost.room.table import RecordTable
 
 __all__ = ["SnapshotMaker"]
@@ -26,15 +25,13 @@ T = TypeVar("T")
 
 
 class SnapshotMaker:
-    """Removed records and revoked nodes are not in a snapshot; heartbeats come from presence, not from the document.
+    """Made of the believed records, so nothing of a revoked node is in it; neither are removed records.
 
-    What a revoked node signed after its revocation is not in it either, whatever way it came: a seed that did not know
-    of the revocation may have taken it, and all have to end with the same room.
+    Heartbeats come from presence, not from the document.
     """
 
-    def __init__(self, table: RecordTable, keys: KeyBook, presence: Presence) -> None:
+    def __init__(self, table: RecordTable, presence: Presence) -> None:
         self._table = table
-        self._keys = keys
         self._presence = presence
         self._made: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._latest: tuple[tuple[int, int], RoomSnapshot] | None = None
@@ -64,17 +61,12 @@ class SnapshotMaker:
         return {
             node_id: replace(node, last_heartbeat_at=heard[node_id]) if node_id in heard else node
             for node_id, node in nodes.items()
-            if not self._keys.is_revoked(node_id)
         }
 
     def _section(self, map_name: str, kind: type[T]) -> dict[str, T]:
         def make() -> dict[str, T]:
             records = self._table.all(map_name)
-            return {
-                key: msgspec.convert(each, kind)
-                for key, each in records.items()
-                if not is_removed(each) and not self._is_too_late(each)
-            }
+            return {key: msgspec.convert(each, kind) for key, each in records.items() if not is_removed(each)}
 
         return self._kept(map_name, self._versions(map_name), make)
 
@@ -85,20 +77,13 @@ class SnapshotMaker:
             digest = hashlib.sha256()
             for name in map_names:
                 for key, record in sorted(self._table.all(name).items()):
-                    if self._is_too_late(record):
-                        continue
                     digest.update(f"{name}/{key}/{record['rev']}/{record['sig']}\n".encode())
             return prefix + digest.hexdigest()[:16]
 
         return self._kept(prefix, self._versions(*map_names), make)
 
-    def _is_too_late(self, record: Record) -> bool:
-        revocation = self._table.get("coordination", f"revoked:{record['signedBy']}")
-        return revocation is not None and not is_removed(revocation) and record["rev"] > revocation["rev"]
-
     def _versions(self, *map_names: str) -> tuple[int, ...]:
-        """What is made of these maps depends on them and on the revocations."""
-        return tuple(self._table.version(name) for name in (*map_names, "coordination"))
+        return tuple(self._table.version(name) for name in map_names)
 
     def _kept(self, name: str, versions: tuple[int, ...], make: Callable[[], T]) -> T:
         kept = self._made.get(name)
@@ -107,4 +92,4 @@ class SnapshotMaker:
         return kept[1]
 
 
-_READ = ("nodes", "agents", "routing", "capabilities.catalog", "capabilities.index", "coordination")
+_READ = ("nodes", "agents", "routing", "capabilities.catalog", "capabilities.index")

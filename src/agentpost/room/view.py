@@ -1,10 +1,10 @@
 """The room as the delivery engine reads it: keys, tiers and backlogs of other gateways. Knows nothing of delivery.
 
-Everything in the room's table was verified before it got there. A node that was revoked has no keys any more, so that
-nothing is sealed for it and nothing that it signs is believed.
+Reads believed records only. A node that was revoked has no keys any more, so that nothing is sealed for it and nothing
+that it signs is believed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,10 +16,14 @@ __all__ = ["RoomView"]
 
 
 class RoomView:
-    """One for each gateway. Cheap to ask: it looks up, and computes nothing."""
+    """One for each gateway. Cheap to ask: it looks up, and computes nothing.
 
-    def __init__(self, room: Room) -> None:
+    `refused_by` are the seeds that say that they have revoked this gateway.
+    """
+
+    def __init__(self, room: Room, *, refused_by: Collection[str] = ()) -> None:
         self._room = room
+        self._refused_by = refused_by
 
     def snapshot(self) -> RoomSnapshot:
         return self._room.snapshot()
@@ -49,6 +53,12 @@ class RoomView:
         """The node that took this agent out of the mesh; None while a node hosts it, and if none ever did."""
         record = self._room.record("agents", agent_id)
         return record["signedBy"] if record is not None and is_removed(record) else None
+
+    def revoked_by(self) -> tuple[str, ...]:
+        """The seeds that took this gateway itself out of the mesh; none for one that may send."""
+        own = self._room.keys.member(self._room.node_id)
+        by = {own.said_by} if own is not None and own.is_revoked else set[str]()
+        return tuple(sorted(by.union(self._refused_by)))
 
     def last_seen_ms(self, node_id: str) -> int | None:
         """When a gateway was heard last, also if it has left since; None if it was not since the start."""

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from agentpost.delivery.engine import Engine
-from agentpost.protocol.coordination import CoordinationState, Preference, acting_node, turn_of
+from agentpost.protocol.coordination import CoordinationState, Preference, acting_node, most_terms, turn_of
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.incidents import IncidentKind
@@ -35,6 +35,8 @@ _LONGEST_MESSAGE: Final = 500
 _REMEMBERED_MS: Final = 86_400_000
 # A call that is older is one of several that waited for a gateway that slept; the next one comes soon.
 _TURNS_LATE: Final = 2
+# The clock of a caller may be ahead by some hours.
+_TERMS_AHEAD: Final = 1_000
 
 
 class PolicyProblem(Protocol):
@@ -84,7 +86,8 @@ class Coordination:
         self._sweeper = sweeper
         self._tasks = TaskOwner("coordination")
         self._sweeping = asyncio.Lock()
-        self._heard_term = 0
+        # The highest term of each caller that was followed.
+        self._heard_terms: dict[str, int] = {}
         self._last: SweepReport | None = None
         self._reports: dict[str, SweepReport] = {}
         # OPS-8: what is wrong with the delegation policy, for whoever leads to report.
@@ -103,7 +106,7 @@ class Coordination:
             coordinator=state.coordinator,
             acting=self._acting(state),
             sweep_every_seconds=state.sweep_every_seconds,
-            term=max(state.highest_term, self._heard_term),
+            term=max(state.highest_term, self._heard_term()),
             preferences=dict(state.preferences),
             last_sweep=self._last,
             reports=tuple(self._reports[node_id] for node_id in sorted(self._reports)),
@@ -189,10 +192,15 @@ class Coordination:
         node_id = self._engine.store.node_id
         own = state.terms.get(node_id, 0)
         others = max((term for other, term in state.terms.items() if other != node_id), default=0)
-        if own <= max(others, self._heard_term):
-            own = max(others, self._heard_term) + 1
+        if own <= max(others, self._heard_term()):
+            own = max(others, self._heard_term()) + 1
             self._board.begin_term(own)
         return own
+
+    def _heard_term(self) -> int:
+        """The highest term that was followed; one of a node that was revoked since does not count."""
+        is_backbone = self._engine.room.is_backbone
+        return max((term for caller, term in self._heard_terms.items() if is_backbone(caller)), default=0)
 
     async def _lead(self) -> None:
         while True:
@@ -221,12 +229,14 @@ class Coordination:
         caller, (turn, term, every) = signal.source_node_id, _numbers(signal, "turn", "term", "every")
         if caller == self._engine.store.node_id or not self._engine.room.is_backbone(caller):
             return False
-        if term < max(self._board.state().highest_term, self._heard_term):
+        now_ms = self._engine.clock.now_ms()
+        if not max(self._board.state().highest_term, self._heard_term()) <= term <= most_terms(now_ms) + _TERMS_AHEAD:
             return False
-        return self._engine.clock.now_ms() < turn + (_TURNS_LATE + 1) * max(every, 1) * 1000
+        return now_ms < turn + (_TURNS_LATE + 1) * max(every, 1) * 1000
 
     async def _follow(self, signal: SignalEvent) -> None:
-        turn, self._heard_term = _numbers(signal, "turn", "term")
+        turn, term = _numbers(signal, "turn", "term")
+        self._heard_terms[signal.source_node_id] = term
         report = await self._sweep(turn)
         if report is None or not report.is_worth_telling:
             return

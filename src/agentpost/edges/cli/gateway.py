@@ -261,6 +261,10 @@ def status(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
     for each in waiting:
         stdout.print(f"  {escape(not_taken(each))}", highlight=False, soft_wrap=True)
     stdout.print(f"  key: {found['signingPublicKey']}", highlight=False)
+    if found.get("revokedBy"):
+        seeds = escape(", ".join(found["revokedBy"]))
+        stdout.print(f"[bold red]REVOKED[/bold red] by {seeds}: this gateway sends nothing", highlight=False)
+        stdout.print("  next: get a new invite from a seed, then `agentpost join`", highlight=False)
     if found.get("insecureNoProof"):
         stdout.print(f"[bold red]WARNING[/bold red]: {NO_PROOF}", highlight=False)
 

@@ -16,6 +16,9 @@ __all__ = ["GuardedServer", "guarded_server"]
 
 _MOST_UNREAD_BYTES: Final = 1024 * 1024
 _MOST_FRAGMENTS: Final = 4_096
+# A message has this long, and a second more for each so many bytes that have come of it.
+_MESSAGE_SECONDS: Final = 10.0
+_LEAST_BYTES_A_SECOND: Final = 128 * 1024
 
 
 class GuardedServer(uvicorn.Server):
@@ -28,6 +31,30 @@ class GuardedServer(uvicorn.Server):
 
 class _WebSockets(WebSocketsSansIOProtocol):
     """WebSockets that hold on to no more than they should for a peer that does not read, or never ends a message."""
+
+    # When the message that is not at its end began, and how many bytes have come since.
+    _began_at: float | None = None
+    _came: int = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.frames and not self.conn.reader.buffer:
+            self._began_at = None
+            return
+        if self._began_at is None:
+            self._began_at, self._came = self.loop.time(), 0
+            self.loop.call_later(_MESSAGE_SECONDS, self._abort_if_unfinished, self._began_at)
+        self._came += len(data)
+
+    def _abort_if_unfinished(self, began_at: float) -> None:
+        """End a connection whose peer takes longer over a message than a slow line does: its bytes are kept so long."""
+        if self._began_at != began_at or self.transport.is_closing():
+            return
+        left = began_at + _MESSAGE_SECONDS + self._came / _LEAST_BYTES_A_SECOND - self.loop.time()
+        if left <= 0:
+            self.transport.abort()
+        else:
+            self.loop.call_later(left, self._abort_if_unfinished, began_at)
 
     def connection_lost(self, exc: Exception | None) -> None:
         slot = cast(Slot | None, self.app_state.get(CONNECTION))

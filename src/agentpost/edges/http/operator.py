@@ -112,12 +112,12 @@ def operator_app(gateway: Gateway, seeds: SeedLinks) -> Litestar:
         return {
             "nodes": [
                 {
-                    "nodeId": node_id,
-                    "tier": record.get("tier"),
-                    "status": room.presence.status_of(node_id).value,
-                    "revoked": room.keys.is_revoked(node_id),
+                    "nodeId": member.node_id,
+                    "tier": member.tier.value,
+                    "status": ("offline" if member.is_revoked else room.presence.status_of(member.node_id).value),
+                    "revoked": member.is_revoked,
                 }
-                for node_id, record in sorted(room.records("nodes").items())
+                for member in room.keys.all()
             ],
             "seeds": seeds.states(),
         }

@@ -6,6 +6,7 @@ The ticket travels in `Authorization: Bearer …` or, for clients that cannot se
 
 import asyncio
 import contextlib
+import itertools
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -28,6 +29,9 @@ _ROOM_PATH: Final = "/ansible/room/"
 _TICKET_PREFIX: Final = "ticket."
 _POLICY_VIOLATION: Final = 1008
 _GOING_AWAY: Final = 1001
+# One that was lost may linger beside the one that took its place. Each may hold a message that is not at its end.
+_MOST_CONNECTIONS_OF_A_NODE: Final = 3
+_opened = itertools.count()
 
 
 class RoomGate:
@@ -100,6 +104,11 @@ class RoomConnection:
         self._wake = asyncio.Event()
         self._cut: Refusal | None = None
         gateway.admit(entry)
+        others = [each for each in gateway.connections if isinstance(each, RoomConnection)]
+        own = sorted((each for each in others if each.node_id == entry.node_id), key=lambda each: each.opened_at)
+        for earlier in own[: max(len(own) + 1 - _MOST_CONNECTIONS_OF_A_NODE, 0)]:
+            earlier.cut(Refusal(Code.UNAVAILABLE, "a later connection of this node took its place"))
+        self.opened_at = next(_opened)
         self._session: RoomSession = gateway.host.hub.open(entry.node_id, on_wake=self._wake.set)
         gateway.connections.add(self)
 
@@ -152,6 +161,8 @@ class RoomConnection:
                 return
             async with lock:
                 await _send_all(send, answers)
+            # A peer beyond its budget is read more slowly, and TCP tells it.
+            await asyncio.sleep(self._session.pause_seconds)
 
     async def _write(self, send: Send, lock: asyncio.Lock) -> None:
         with contextlib.suppress(OSError):
