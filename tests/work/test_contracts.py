@@ -1,5 +1,6 @@
 """Contracts are programs of strangers: what they may cost a gateway, and that nothing of them is left behind."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -101,6 +102,31 @@ async def test_a_contract_over_its_budget_does_not_spoil_the_others(checker: Con
     await checker.check(ORDINARY, {"document": "x"}, field="input")
     with pytest.raises(Refusal, match="cannot be checked with"):
         await checker.check(doubling_references(), {}, field="input")
+
+
+@pytest.mark.req("CAP-5")
+async def test_a_child_that_was_killed_says_nothing_of_a_contract(checker: ContractChecker) -> None:
+    """The system or a person may kill a child at any moment: the check is made again by the next one."""
+    for _ in range(5):
+        await checker.check(ORDINARY, {"document": "x"}, field="input")
+        for pid in filter(is_checker, children_of(os.getpid())):
+            os.kill(pid, signal.SIGKILL)
+        await checker.check(ORDINARY, {"document": "x"}, field="input")
+
+
+@pytest.mark.req("CAP-5")
+async def test_a_close_while_a_child_starts_leaves_no_process(checker: ContractChecker) -> None:
+    """A check that has just begun when the gateway stops is refused, and its child ends."""
+    before = set(children_of(os.getpid()))
+    checking = asyncio.ensure_future(checker.check(ORDINARY, {"document": "x"}, field="input"))
+    while not set(children_of(os.getpid())) - before and not checking.done():  # noqa: ASYNC110 - the system tells nobody
+        await asyncio.sleep(0)
+    started = set(children_of(os.getpid())) - before
+    await checker.close()
+    with pytest.raises(Refusal) as caught:
+        await checking
+    assert caught.value.code is Code.UNAVAILABLE
+    assert not any(is_checker(pid) for pid in started)
 
 
 @pytest.mark.req("CAP-5")

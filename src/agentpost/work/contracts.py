@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import signal
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -77,15 +78,10 @@ class ContractChecker:
         if self._refused_until_ms.get(key, 0) > self._clock.monotonic_ms():
             raise _over_budget(field, is_published=bool(value))
         async with self._slots:
-            child = await self._take()
-            try:
-                answer = await child.ask(schema, value)
-            finally:
-                if child.is_idle:
-                    self._idle.append(child)
-                else:
-                    self._children.discard(child)
-                    await child.end()
+            child, answer = await self._try(schema, value)
+            if answer is None and child.was_killed:
+                # By the system or a person, and not by a limit: that says nothing of the contract.
+                _, answer = await self._try(schema, value)
         if self._is_closed:
             raise _closed()
         if answer is None:
@@ -98,6 +94,17 @@ class ContractChecker:
             raise Refusal(Code.INVALID_FIELD, problem, field=field)
         return answer.problems
 
+    async def _try(self, schema: bytes, value: bytes) -> "tuple[_Child, _Answer | None]":
+        child = await self._take()
+        try:
+            return child, await child.ask(schema, value)
+        finally:
+            if child.is_idle:
+                self._idle.append(child)
+            else:
+                self._children.discard(child)
+                await child.end()
+
     async def _take(self) -> "_Child":
         while self._idle:
             child = self._idle.pop()
@@ -107,6 +114,9 @@ class ContractChecker:
         if self._is_closed:
             raise _closed()
         child = await _Child.start()
+        if self._is_closed:
+            await child.end()
+            raise _closed()
         self._children.add(child)
         return child
 
@@ -122,6 +132,8 @@ class _Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._is_busy = False
+        # Whether something else than this object, or a limit, ended it.
+        self.was_killed = False
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the process has no pipes")
         self._requests, self._answers = process.stdin, process.stdout
@@ -171,7 +183,10 @@ class _Child:
                 await self._requests.drain()
                 (length,) = LENGTH.unpack(await self._answers.readexactly(LENGTH.size))
                 answer = msgspec.json.decode(await self._answers.readexactly(length), type=_Answer)
-        except (TimeoutError, EOFError, OSError):
+        except TimeoutError:
+            return None
+        except (EOFError, OSError):
+            self.was_killed = await self._process.wait() == -signal.SIGKILL
             return None
         self._is_busy = False
         return answer
