@@ -353,6 +353,8 @@ class Gateway:
         if self._engine is not None:
             await self._engine.drain()
             await self._engine.close()
+        if self._commons is not None:
+            await self._commons.end_checks()
         if self.lake is not None:
             await self.lake.close()
         await self.tasks.close()

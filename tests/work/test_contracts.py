@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.testing import FakeClock
 from agentpost.work.contracts import ContractChecker
 from tests.edges.meshing import eventually
-from tests.edges.running import ServedGateway, running_gateway, served_gateway
+from tests.edges.running import TIMEOUT_SECONDS, ServedGateway, running_gateway, served_gateway
 from tests.work.building import CAPABILITY, a_declaration, write_pair
 
 SKILLS = Path("skills/scribe")
@@ -185,6 +186,34 @@ def test_a_gateway_leaves_no_checker_behind(tmp_path: Path, how: signal.Signals,
         # It may have been answered, or refused, or cut off.
         trying.exception()
     eventually(lambda: not any(is_checker(pid) for pid in found))
+
+
+@pytest.mark.waits
+@pytest.mark.req("CAP-5", "OPS-3")
+def test_the_output_of_the_last_turn_is_still_checked(tmp_path: Path) -> None:
+    """A gateway that stops waits for the turn that is running: its output is checked, and the task completed."""
+    home, started, go = tmp_path / "vps-jane", tmp_path / "started", tmp_path / "go"
+    program = (
+        "import pathlib, time\n"
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)\n"
+        """print('{"reply": {"resultSummary": "done", "output": {"summary": "x"}}}')"""
+    )
+    options = {"argv": [sys.executable, "-I", "-S", "-c", program], "output": "json"}
+    with running_gateway(home) as gateway:
+        gateway.operator.post("/ansible/agents", {"agentId": "ada"})
+        gateway.operator.post("/ansible/agents", {"agentId": "scribe", "runtime": "command", "options": options})
+        write_pair(home / SKILLS)
+        gateway.operator.post("/ansible/capabilities", a_declaration())
+        task = {"title": "Sum up", "requesterAgentId": "ada", "requiredCapabilities": [CAPABILITY]}
+        task_id = gateway.operator.post("/ansible/tasks", task | {"input": {"document": "x"}})["taskId"]
+        eventually(started.exists)
+        gateway.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not (home / "operator.sock").exists())
+        go.touch()
+        assert gateway.process.wait(TIMEOUT_SECONDS) == 0
+    with running_gateway(home) as gateway:
+        eventually(lambda: gateway.operator.get(f"/ansible/tasks/{task_id}")["task"]["state"] == "completed")
 
 
 def children_of(pid: int) -> list[int]:

@@ -469,7 +469,8 @@ class Worker:
                 await self._turns.end(mail.event, self._agent_id, result, engaged_at_ms=engaged_at_ms)
             except Refusal as refusal:
                 _log.error("the outcome of %s for %s is not written: %s", event_id, self._agent_id, refusal.message)
-                if refusal.code is not Code.STORAGE_FULL:
+                # UNAVAILABLE: the contract of its output cannot be checked right now.
+                if refusal.code not in (Code.STORAGE_FULL, Code.UNAVAILABLE):
                     # A failed disk ends the gateway. The row stays as it is: unclear, at the next start.
                     return
                 await asyncio.sleep(_WRITE_AGAIN_SECONDS)

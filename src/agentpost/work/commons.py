@@ -94,6 +94,9 @@ class Commons:
 
     async def close(self) -> None:
         await self._tasks.close()
+
+    async def end_checks(self) -> None:
+        """End the processes that check contracts. After the last turn: its output is checked, too."""
         await self._checker.close()
 
     async def look(self) -> None:

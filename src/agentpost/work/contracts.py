@@ -32,8 +32,10 @@ _CPU_SECONDS: Final = 0.5
 _CPU_SECONDS_PER_BYTE: Final = 1 / (16 * 1024 * 1024)
 _MEMORY_BYTES: Final = 512 * 1024 * 1024
 _MEMORY_BYTES_PER_BYTE: Final = 8
-# A machine that has much to do gives a child little of its CPU; beyond this it is stuck.
-_CLOCK_PER_CPU: Final = 20
+# A machine that has much to do gives a child little of its CPU. Beyond this the check is left for later.
+_CLOCK_PER_CPU: Final = 60
+# A process that stood still finds its timers due before it has read what has arrived meanwhile.
+_LAST_LOOK_SECONDS: Final = 0.1
 _START_SECONDS: Final = 30.0
 # A contract that went over the budget is not tried again at once: each try would keep a child busy.
 _PENALTY_MS: Final = 60_000
@@ -171,25 +173,31 @@ class _Child:
         return not self._is_busy and self._process.returncode is None
 
     async def ask(self, schema: bytes, value: bytes) -> _Answer | None:
-        """The answer; None if the child reached a limit. After a cancelled call the caller ends the child."""
+        """The answer; None if the child reached a limit. After a failed or cancelled call the caller ends the child."""
         cpu_seconds = _CPU_SECONDS + len(value) * _CPU_SECONDS_PER_BYTE
         memory_bytes = _MEMORY_BYTES + len(value) * _MEMORY_BYTES_PER_BYTE
         self._is_busy = True
         try:
-            async with asyncio.timeout(_CLOCK_PER_CPU * cpu_seconds):
-                self._requests.writelines(
-                    (HEAD.pack(cpu_seconds, memory_bytes, len(schema), len(value)), schema, value)
-                )
-                await self._requests.drain()
-                (length,) = LENGTH.unpack(await self._answers.readexactly(LENGTH.size))
-                answer = msgspec.json.decode(await self._answers.readexactly(length), type=_Answer)
+            head = HEAD.pack(cpu_seconds, memory_bytes, len(schema), len(value))
+            self._requests.writelines((head, schema, value))
+            answer = await self._answer(within_seconds=_CLOCK_PER_CPU * cpu_seconds)
         except TimeoutError:
-            return None
+            raise _not_checked() from None
         except (EOFError, OSError):
             self.was_killed = await self._process.wait() == -signal.SIGKILL
             return None
         self._is_busy = False
         return answer
+
+    async def _answer(self, *, within_seconds: float) -> _Answer:
+        length: bytes | None = None
+        for seconds in (within_seconds, _LAST_LOOK_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    length = length or await self._answers.readexactly(LENGTH.size)
+                    raw = await self._answers.readexactly(*LENGTH.unpack(length))
+                    return msgspec.json.decode(raw, type=_Answer)
+        raise TimeoutError
 
     async def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -228,6 +236,11 @@ def _over_budget(field: str, *, is_published: bool) -> Refusal:
 def _not_started(why: str) -> Refusal:
     hint = "Look at the limits on processes and memory of the gateway's user, then try again."
     return Refusal(Code.UNAVAILABLE, f"the process that checks contracts did not start: {why}", hint=hint)
+
+
+def _not_checked() -> Refusal:
+    problem = "the contract was not checked in time: this machine has too much to do"
+    return Refusal(Code.UNAVAILABLE, problem, hint="Try again later.")
 
 
 def _closed() -> Refusal:
