@@ -278,3 +278,33 @@ async def _read_and_pruned(desk: Desk) -> None:
             )
         )
         await keeper.keep()
+
+
+@pytest.mark.req("RTY-3", "RTY-7")
+@pytest.mark.parametrize("word", [DeliverySignal.ACCEPTED, DeliverySignal.PROCESSED, DeliverySignal.REPLY])
+async def test_a_dead_letter_that_did_arrive_is_not_sent_again(
+    desk: Desk, letters: DeadLetters, word: DeliverySignal
+) -> None:
+    """If the receiver says after the end that it has it, another one would engage the agent twice: that is refused."""
+    event = await _die(desk, "bob", "carl")
+    await desk.until_dead(event, "carl")
+    await desk.change(event, word)
+    (bobs,) = await letters.list(Filter(to_agent_id="bob"), actor="op")
+    assert bobs.late is word
+    done = await letters.resend(Filter(event_id=event.event_id), actor="op")
+    assert [each.to_agents for each in done.resent] == [("carl",)]
+    (refused,) = done.refused
+    assert refused.to_agents == ("bob",)
+    assert refused.reason.startswith("it arrived after all (bob: ")
+    assert desk.delivery(event).resent_as is None
+
+
+@pytest.mark.req("RTY-7")
+async def test_a_dead_letter_that_arrived_and_failed_is_sent_again(desk: Desk, letters: DeadLetters) -> None:
+    """What arrived late and could not be handled there is worth another try."""
+    event = await _die(desk, "bob")
+    await desk.change(event, DeliverySignal.ACCEPTED)
+    await desk.change(event, DeliverySignal.FAILED_TERMINAL, reason="max_attempts")
+    (done,) = (await letters.resend(Filter(event_id=event.event_id), actor="op")).resent
+    (again,) = [each for each in desk.outbox() if each.event_id == done.resent_as]
+    assert again.trace.instead_of == event.event_id, "the receiver can tell what it has had"

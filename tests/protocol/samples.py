@@ -107,6 +107,7 @@ PAYLOADS: dict[Kind, dict[str, Any]] = {
         "signal": "status_request",
         "refEventId": ASKED_EVENT_ID,
         "details": {"since": "2026-03-01T09:00:00.000Z", "count": 2, "share": 0.5, "urgent": True, "by": None},
+        "sealed": SEALED,
     },
     Kind.DEAD_LETTER: {
         "refEventId": ASKED_EVENT_ID,

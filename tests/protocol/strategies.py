@@ -187,6 +187,7 @@ payloads: dict[Kind, st.SearchStrategy[Any]] = {
         signal=codes,
         ref_event_id=optional(event_ids),
         details=st.dictionaries(st.text(max_size=6), leaves, max_size=3),
+        sealed=optional(sealed),
     ),
     Kind.DEAD_LETTER: st.builds(
         DeadLetter,

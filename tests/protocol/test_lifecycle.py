@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from agentpost.protocol.delivery import Change, Delivery, advance
+from agentpost.protocol.delivery import Change, Delivery, advance, has_arrived_late, has_failed
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import ARROWS, DELIVERY, DeliverySignal, DeliveryState
@@ -170,9 +171,43 @@ def test_an_end_has_a_time_and_no_timer(state: DeliveryState, signal: DeliverySi
 @pytest.mark.req("RTY-6")
 @pytest.mark.parametrize(("state", "signal"), [(s, g) for s, g in product(S, G) if expected(s, g) == ()])
 def test_a_repeat_changes_nothing(state: DeliveryState, signal: DeliverySignal):
-    """What is heard again, or after the end, leaves the record as it was."""
+    """What is heard again, or after the end, leaves the record as it was, but for a note of what came late."""
     before = delivery(state=state, accepted_at_ms=1500, closed_at_ms=1600, reason="first")
-    assert advance(before, change(signal, at_ms=9999, due_at_ms=1, reason="second")) is before
+    after = advance(before, change(signal, at_ms=9999, due_at_ms=1, reason="second"))
+    assert replace(after, late=None, late_at_ms=None) == before
+    assert advance(after, change(signal, at_ms=99_999)) is after
+
+
+@pytest.mark.req("RTY-3", "RTY-6")
+@pytest.mark.parametrize("state", [S.DEAD_LETTER, S.INCIDENT])
+def test_what_comes_after_the_end_is_noted(state: DeliveryState):
+    """A dead letter that did arrive, and an outcome that came after its SLA, are told from those that never came."""
+    now = delivery(state=state, closed_at_ms=1600)
+    assert not has_arrived_late(now)
+    words = [G.ACCEPTED, G.FAILED_TERMINAL, G.ACCEPTED, G.PROCESSED, G.FAILED_TERMINAL, G.REPLY, G.PROCESSED]
+    heard: list[tuple[str | None, int | None, bool]] = []
+    for at_ms, word in enumerate(words, start=2000):
+        now = advance(now, change(word, at_ms=at_ms))
+        heard.append((now.late, now.late_at_ms, has_arrived_late(now)))
+    assert heard == [
+        (G.ACCEPTED, 2000, True),
+        (G.FAILED_TERMINAL, 2001, False),
+        (G.FAILED_TERMINAL, 2001, False),
+        (G.PROCESSED, 2003, True),
+        (G.PROCESSED, 2003, True),
+        (G.REPLY, 2005, True),
+        (G.REPLY, 2005, True),
+    ]
+    assert (now.state, now.closed_at_ms) == (state, 1600)
+
+
+@pytest.mark.req("RTY-6")
+def test_a_missed_outcome_that_comes_as_a_failure_counts_as_failed():
+    """Mail whose SLA was missed and whose agent then gave up has failed, and can be sent again."""
+    missed = delivery(state=S.INCIDENT, reason="sla_missed")
+    assert not has_failed(missed)
+    assert has_failed(advance(missed, change(G.FAILED_TERMINAL)))
+    assert not has_failed(advance(missed, change(G.REPLY)))
 
 
 @pytest.mark.req("RTY-6")
@@ -197,7 +232,7 @@ def test_any_sequence_of_signals_keeps_the_record_sound(signals: list[DeliverySi
         except Refusal:
             continue
         resends += signal is G.RESENT
-        assert before.state not in ENDS or now is before
+        assert before.state not in ENDS or replace(now, late=before.late, late_at_ms=before.late_at_ms) == before
         assert (now.closed_at_ms is not None) == (now.state in ENDS) == (now.due_at_ms is None)
         assert (now.accepted_at_ms is not None) == (now.state in {S.ACCEPTED, S.PROCESSED, S.REPLIED, S.INCIDENT})
         assert now.attempts == 1 + resends

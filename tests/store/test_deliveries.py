@@ -221,7 +221,7 @@ async def test_a_dead_letter_is_sent_again_once(store: Store) -> None:
     letter = ResentLetter(event_id=dead.event_id, to_agent_id="bob", resent_as=again.event_id)
     await store.append([again], deliveries=deliveries_of(again, "bob"), resends=[letter])
     (noted,) = store.deliveries_of(dead.event_id)
-    assert (noted.state, noted.answered_by_event_id) == (DeliveryState.DEAD_LETTER, again.event_id)
+    assert (noted.state, noted.resent_as) == (DeliveryState.DEAD_LETTER, again.event_id)
     for event, number in ((dead, 4), (living, 5)):
         once_more = a_message(number)
         wanted = ResentLetter(event_id=event.event_id, to_agent_id="bob", resent_as=once_more.event_id)

@@ -59,6 +59,7 @@ SCANS = {
 SORTS = {
     "dead_letters": "a page",
     "engaged_entries": "what is open",
+    "failing_before": "what one agent fails with now, and from one sender",
     "expired_mail": "what expires in the same millisecond",
     "missing_payloads": "what is not here yet, after a start",
     "page_in_flight": "what is in flight, which is little",

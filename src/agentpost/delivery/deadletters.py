@@ -1,5 +1,9 @@
 """Dead letters: to list, to look into, to send again and to purge, and all of it in the audit (RTY-7).
 
+Among them is what was accepted and then failed or expired: its agent has not dealt with it either. A message that has
+arrived after all is not sent again. If nobody here knows that it has, the new event names the one that it replaces, and
+the receiver gives it to its agent only if the agent did not have the first one (RTY-3).
+
 A dead letter is an end (RTY-6), so sending it again makes a new event in the same conversation; the old one notes as
 what it was sent again. The offer of a task that is sent again is the next round of the task (TASK-6), so whoever else
 may still claim it is offered it, too.
@@ -11,17 +15,18 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agentpost.delivery.failing import Opens, failed_try_of
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.placing import Placement, place
 from agentpost.delivery.policy import DeliveryPolicy, ack_due_at_ms
 from agentpost.delivery.ports import Content, RoomView
 from agentpost.delivery.trace import TraceStep, trace_event
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.delivery import Delivery, has_failed
+from agentpost.protocol.delivery import Delivery, has_arrived_late, has_failed, is_undelivered
 from agentpost.protocol.envelope import Event, MessageEvent, TaskAcceptEvent, TaskCreateEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliveryState
+from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.routing import RouteRequest
 from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.protocol.timestamps import format_ms, parse_ms
@@ -41,12 +46,6 @@ __all__ = [
 ]
 
 _PAGE: Final = 256
-
-
-class Opens(Protocol):
-    """As much of the sealer as this needs."""
-
-    def open(self, event: Event) -> Content: ...
 
 
 class Publishes(Protocol):
@@ -80,7 +79,11 @@ class Filter(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
 
 class DeadLetterLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One dead letter as a list shows it; (`event_id`, `to_agent_id`) is where the next page starts."""
+    """One dead letter as a list shows it; (`event_id`, `to_agent_id`) is where the next page starts.
+
+    `was_accepted` says that its gateway had it, and its agent failed with it or did not get it in time; `attempts` are
+    those of the agent then, and `error` is the last one. `late` is what was heard of it after its end.
+    """
 
     event_id: EventId
     to_agent_id: str
@@ -92,6 +95,9 @@ class DeadLetterLine(Struct, frozen=True, kw_only=True, rename="camel", omit_def
     emitted_at_ms: int
     dead_lettered_at_ms: int
     resent_as: EventId | None = None
+    was_accepted: bool = False
+    error: str | None = None
+    late: DeliverySignal | None = None
 
 
 class DeadLetterView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -151,7 +157,7 @@ class DeadLetters:
         which = which or Filter()
         lines: list[DeadLetterLine] = []
         for delivery in self._dead(which, after=after):
-            lines.append(_line(delivery))
+            lines.append(self._line(delivery))
             if len(lines) >= limit:
                 break
         await self._record([self._entry("deadletters.list", actor, detail={**_named(which), "count": len(lines)})])
@@ -173,8 +179,8 @@ class DeadLetters:
         await self._record([self._entry("deadletters.show", actor, letters[0])])
         return DeadLetterView(
             event_id=event_id,
-            letters=tuple(_line(letter) for letter in letters),
-            history=tuple(trace_event(self._store, event_id)),
+            letters=tuple(self._line(letter) for letter in letters),
+            history=tuple(trace_event(self._store, event_id, sealer=self._sealer)),
             kind=None if event is None else event.kind.value,
             content=content,
             problem=problem or None,
@@ -184,11 +190,16 @@ class DeadLetters:
         """Send again, as new events of the same conversation, what this names and was not sent again yet."""
         by_event: dict[EventId, list[Delivery]] = {}
         for letter in self._dead(which):
-            if letter.answered_by_event_id is None:
+            if letter.resent_as is None:
                 by_event.setdefault(letter.event_id, []).append(letter)
         resent: list[ResentLine] = []
         refused: list[NotResent] = []
-        for event_id, letters in by_event.items():
+        for event_id, found in by_event.items():
+            letters = [letter for letter in found if not self._has_arrived(letter)]
+            if arrived := [letter for letter in found if letter not in letters]:
+                refused.append(_arrived(event_id, arrived))
+            if not letters:
+                continue
             to_agents = tuple(letter.to_agent_id for letter in letters)
             try:
                 new_id, reached = await self._send_again(event_id, letters)
@@ -204,6 +215,13 @@ class DeadLetters:
             if missed := tuple(agent_id for agent_id in to_agents if agent_id not in reached):
                 refused.append(NotResent(event_id=event_id, to_agents=missed, reason="no gateway hosts the agent"))
         return Resent(resent=tuple(resent), refused=tuple(refused))
+
+    def _has_arrived(self, letter: Delivery) -> bool:
+        """Whether its receiver has said since that it has it. Of a task the receiver tells a repeat by itself."""
+        if not has_arrived_late(letter):
+            return False
+        event = self._event(letter.event_id)
+        return event is None or type(event) not in TASK_EVENTS
 
     async def purge(self, which: Filter, *, actor: str) -> int:
         """Forget these dead letters. The audit keeps which they were, not what they said."""
@@ -278,10 +296,8 @@ class DeadLetters:
         payload: Any = replace(event.payload, sealed=None) if hasattr(event.payload, "sealed") else event.payload
         if isinstance(event, MessageEvent | TaskCreateEvent):
             payload = replace(payload, to_agents=placement.to_agents)
-        trace = placement.trace
-        if type(event) in TASK_EVENTS:
-            # A task must tell what is said again from a second move.
-            trace = replace(trace, instead_of=event.event_id)
+        # A task must tell what is said again from a second move, and a receiver what its agent has had.
+        trace = replace(placement.trace, instead_of=event.event_id)
         return replace(
             event,
             event_id=self._maker.new_event_id(),
@@ -294,12 +310,38 @@ class DeadLetters:
             payload_ref=None,
         )
 
+    def _line(self, delivery: Delivery) -> DeadLetterLine:
+        failed = next(
+            (
+                failed_try_of(each, self._sealer)
+                for each in self._store.failed_attempts_of(delivery.event_id)
+                if each.to_agent_id == delivery.to_agent_id
+            ),
+            None,
+        )
+        was_accepted = delivery.state is not DeliveryState.DEAD_LETTER
+        return DeadLetterLine(
+            event_id=delivery.event_id,
+            to_agent_id=delivery.to_agent_id,
+            from_agent_id=delivery.from_agent_id,
+            corr_id=delivery.corr_id,
+            to_node_id=delivery.to_node_id,
+            reason=delivery.reason,
+            attempts=failed.attempt if was_accepted and failed is not None else delivery.attempts,
+            emitted_at_ms=delivery.emitted_at_ms,
+            dead_lettered_at_ms=delivery.closed_at_ms or 0,
+            resent_as=delivery.resent_as,
+            was_accepted=was_accepted,
+            error=None if failed is None else failed.error,
+            late=delivery.late,
+        )
+
     def _dead(self, which: Filter, *, after: tuple[str, str] = ("", "")) -> Iterator[Delivery]:
         if which.event_id is not None:
             found = self._store.deliveries_of(which.event_id)
-            yield from (each for each in found if each.state is DeliveryState.DEAD_LETTER and which.takes(each))
+            yield from (each for each in found if is_undelivered(each) and which.takes(each))
             return
-        while page := self._store.deliveries_in((DeliveryState.DEAD_LETTER,), after=after, limit=_PAGE):
+        while page := self._store.undelivered(after=after, limit=_PAGE):
             yield from (each for each in page if which.takes(each))
             after = (page[-1].event_id, page[-1].to_agent_id)
 
@@ -331,18 +373,12 @@ class DeadLetters:
         )
 
 
-def _line(delivery: Delivery) -> DeadLetterLine:
-    return DeadLetterLine(
-        event_id=delivery.event_id,
-        to_agent_id=delivery.to_agent_id,
-        from_agent_id=delivery.from_agent_id,
-        corr_id=delivery.corr_id,
-        to_node_id=delivery.to_node_id,
-        reason=delivery.reason,
-        attempts=delivery.attempts,
-        emitted_at_ms=delivery.emitted_at_ms,
-        dead_lettered_at_ms=delivery.closed_at_ms or 0,
-        resent_as=delivery.answered_by_event_id,
+def _arrived(event_id: EventId, letters: Sequence[Delivery]) -> NotResent:
+    said = ", ".join(f"{each.to_agent_id}: {each.late} at {format_ms(each.late_at_ms or 0)}" for each in letters)
+    return NotResent(
+        event_id=event_id,
+        to_agents=tuple(each.to_agent_id for each in letters),
+        reason=f"it arrived after all ({said})",
     )
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from agentpost.delivery.policy import DeliveryPolicy, ack_due_at_ms, in_time
 from agentpost.delivery.whereabouts import Place, Whereabouts
 from agentpost.protocol.backoff import exhausted, next_delay_seconds
-from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.delivery import SLA_MISSED, Change, Delivery
 from agentpost.protocol.envelope import Event, is_expired
 from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 # Kinds of incidents.
-SLA_MISSED: Final = IncidentKind.SLA_MISSED
 NO_ROUTE: Final = IncidentKind.NO_ROUTE
 OWNER_SILENT: Final = IncidentKind.OWNER_SILENT
 

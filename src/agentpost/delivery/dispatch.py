@@ -88,6 +88,7 @@ class Dispatcher:
     def start(self) -> None:
         """Begin with what waits for the agents that are known."""
         self._is_open = True
+        self.turns.failing.start()
         self.refresh()
 
     def refresh(self) -> None:
@@ -97,9 +98,11 @@ class Dispatcher:
         """
         if not self._is_open:
             return
-        for agent in self._store.local_agents():
+        agents = self._store.local_agents()
+        for agent in agents:
             if agent.agent_id not in self._desks:
                 self._open_desk(agent.agent_id)
+        self.turns.failing.keep_only({agent.agent_id for agent in agents})
         for desk in self._desks.values():
             desk.look()
 
@@ -154,6 +157,7 @@ class Dispatcher:
         """End everything. A turn that is cut off is unclear at the next start."""
         self._is_open = False
         await self._tasks.close()
+        await self.turns.failing.close()
         self._desks.clear()
 
     def _on_mail(self, agent_id: str, mail: Sequence[Mail]) -> None:
@@ -222,6 +226,8 @@ class _Desk:
         self._dispatches = dispatches
         self._served: LocalAgent | None = None
         self._worker: Worker | None = None
+        # Whether there is an incident about its runtime that this desk knows of.
+        self._is_unusable = False
         self._changed = asyncio.Event()
         self._is_stopping = False
 
@@ -246,6 +252,8 @@ class _Desk:
 
     async def _employ(self, agent: LocalAgent | None) -> Runtime | None:
         """The runtime of the agent; None if there is nothing to do for it now."""
+        if self._is_unusable and (agent is None or agent.runtime == PULL):
+            await self._close_unusable()
         if agent is None or agent.is_paused or agent.runtime == PULL or not self._dispatches(agent):
             return None
         try:
@@ -262,10 +270,15 @@ class _Desk:
             )
             with suppress(Refusal):
                 await self._store.raise_incident(incident)
+            self._is_unusable = True
             return None
-        with suppress(Refusal):
-            await self._store.close_incident(IncidentKind.RUNTIME_UNUSABLE, agent.agent_id, at_ms=self._clock.now_ms())
+        await self._close_unusable()
         return runtime
+
+    async def _close_unusable(self) -> None:
+        with suppress(Refusal):
+            await self._store.close_incident(IncidentKind.RUNTIME_UNUSABLE, self._agent_id, at_ms=self._clock.now_ms())
+        self._is_unusable = False
 
     def look(self) -> None:
         """Notice whether the agent is still the one that is served."""

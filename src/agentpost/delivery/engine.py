@@ -7,6 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from agentpost.delivery.agents import AgentDirectory, LocalAgents
 from agentpost.delivery.clocks import ClockCheck
+from agentpost.delivery.closing import Closer
 from agentpost.delivery.deadletters import DeadLetters
 from agentpost.delivery.dispatch import Dispatcher
 from agentpost.delivery.expiring import Expiring
@@ -98,6 +99,7 @@ class Engine:
             store=store, sealer=self.sealer, publisher=self.publisher, maker=maker, clock=clock, wakeups=wakeups
         )
         self.outcomes = Outcomes(store=store, publisher=self.publisher, wakeups=wakeups)
+        postmaster = Postmaster(store=store, room=room, maker=maker, sealer=self.sealer, clock=clock, policy=policy)
         self.links = LinkHub(
             store,
             room,
@@ -109,6 +111,7 @@ class Engine:
             policy=policy,
             readers=readers,
             on_regressed=on_regressed,
+            report_failure=postmaster.report_failure,
         )
         self.task_moves = TaskMoves(store=store, publisher=self.publisher, maker=maker, clock=clock)
         self.dispatcher = Dispatcher(
@@ -160,9 +163,7 @@ class Engine:
             policy,
             read_through=self.links.read_through,
             readdress=self.publisher.readdress,
-            report=Postmaster(
-                store=store, room=room, maker=maker, sealer=self.sealer, clock=clock, policy=policy
-            ).report,
+            report=postmaster.report,
         )
         self.dead_letters = DeadLetters(
             store=store,
@@ -175,6 +176,7 @@ class Engine:
         )
         self.watchers = Watchers(store=store, clock=clock, wakeups=wakeups)
         self.incidents = Incidents(store=store, clock=clock)
+        self.closer = Closer(store=store, room=room, clock=clock, failing=self.dispatcher.turns.failing)
         tally = Tally()
         self._meter = Meter(store, tally=tally)
         self._tasks = TaskOwner("engine")
@@ -199,6 +201,7 @@ class Engine:
         self.dispatcher.start()
         self.expiring.start()
         self.removed_agents.start()
+        self.closer.start()
         self.retrier.start()
         self.keeper.start()
         self._clock_check.start()
@@ -229,6 +232,7 @@ class Engine:
         await self.retrier.close()
         await self.removed_agents.close()
         await self.expiring.close()
+        await self.closer.close()
         await self.dispatcher.close()
         await self.links.close()
 

@@ -13,7 +13,7 @@ from agentpost.delivery.feed import SubscriberNotes
 from agentpost.delivery.fetch import BlobFetcher
 from agentpost.delivery.frames import Subscribe
 from agentpost.delivery.heads import verify_head
-from agentpost.delivery.intake import Intake
+from agentpost.delivery.intake import Intake, ReportFailure
 from agentpost.delivery.joint import JointReader
 from agentpost.delivery.keeping import CursorCopy, first_awaited
 from agentpost.delivery.link import Key, LinkSession
@@ -56,9 +56,10 @@ class LinkHub:
         policy: DeliveryPolicy | None = None,
         readers: Callable[[str], Iterable[CursorCopy]] | None = None,
         on_regressed: OnRegressed | None = None,
+        report_failure: ReportFailure | None = None,
     ) -> None:
         """`readers` gives the cursors that the room has of one source. `on_regressed` hears of an end of the own outbox
-        that this node signed and does not have, and who showed it."""
+        that this node signed and does not have, and who showed it. `report_failure` is for the intake."""
         policy = policy or DeliveryPolicy()
         self.store = store
         self.room = room
@@ -69,7 +70,14 @@ class LinkHub:
             store, clock=clock, wakeups=wakeups, links_for=self._links_for, on_complete=self._blob_came
         )
         self.intake = Intake(
-            store, room, maker=maker, clock=clock, wakeups=wakeups, policy=policy, on_blobs=self.fetcher.want
+            store,
+            room,
+            maker=maker,
+            clock=clock,
+            wakeups=wakeups,
+            policy=policy,
+            on_blobs=self.fetcher.want,
+            report_failure=report_failure,
         )
         self._policy = policy
         self._cursors_of = readers

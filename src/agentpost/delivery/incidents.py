@@ -13,9 +13,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agentpost.delivery.deciding import SLA_MISSED, subject_of
+from agentpost.delivery.deciding import subject_of
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
+from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, has_sla, sla_due_at_ms
 from agentpost.delivery.ports import Wakeups
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Change, Delivery
@@ -195,17 +195,25 @@ class StatusDesk:
         stored = self._store.find_event(delivery.event_id)
         if stored is None or not isinstance(outcome, str | None) or outcome not in _SIGNALS:
             return
-        signal = _SIGNALS[outcome]
+        signal, event = _SIGNALS[outcome], decode_event(stored.raw)
+        due_at_ms: int | None = None
+        if has_sla(event.kind, event.source_agent_id):
+            due_at_ms = sla_due_at_ms(event, accepted_at_ms=now_ms, policy=self._policy)
         change = Change(
             event_id=delivery.event_id,
             to_agent_id=delivery.to_agent_id,
             signal=signal,
             at_ms=now_ms,
-            due_at_ms=sla_due_at_ms(decode_event(stored.raw), accepted_at_ms=now_ms, policy=self._policy),
+            due_at_ms=due_at_ms,
             reason=outcome if signal is DeliverySignal.FAILED_TERMINAL else None,
         )
         await self._store.append([], changes=[change])
         self._wakeups.timer_set(earliest_due_ms([change]))
+        self._wakeups.deliveries_moved([change])
+
+    async def _hear_late(self, delivery: Delivery, signal: DeliverySignal, now_ms: int) -> None:
+        change = Change(event_id=delivery.event_id, to_agent_id=delivery.to_agent_id, signal=signal, at_ms=now_ms)
+        await self._store.append([], changes=[change])
         self._wakeups.deliveries_moved([change])
 
     async def _note(self, delivery: Delivery, said: SignalEvent, state: str) -> None:
@@ -226,10 +234,10 @@ class StatusDesk:
                 detail={"state": state, "attempts": attempts},
             )
             await self._store.record_audit([entry])
-        # The outcome is there after all, only late: nobody has to look into it any more.
-        if state == LedgerState.SETTLED and await self._store.close_incident(SLA_MISSED, subject, at_ms=now_ms):
-            closed = _closed(SLA_MISSED, subject, delivery.corr_id or None, said.source_node_id, now_ms)
-            await self._store.record_audit([closed])
+        outcome = said.payload.details.get("outcome")
+        if state == LedgerState.SETTLED and isinstance(outcome, str) and outcome in _SIGNALS:
+            # The outcome is there after all, only late: that closes the incident.
+            await self._hear_late(delivery, _SIGNALS[outcome], now_ms)
 
 
 def _details(entry: LedgerEntry | None) -> dict[str, str | int | float | bool | None]:

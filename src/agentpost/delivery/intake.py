@@ -5,13 +5,14 @@ single event.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
+from agentpost.delivery.failing import failed_attempt_of
 from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, sla_due_at_ms
+from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, has_sla, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.task_desk import TaskDesk
 from agentpost.protocol.codec import Unreadable, decode_event, read_events
@@ -22,6 +23,7 @@ from agentpost.protocol.envelope import (
     ReplyEvent,
     SignalEvent,
     TaskCreateEvent,
+    TaskFailedEvent,
     is_engaged_by,
 )
 from agentpost.protocol.errors import Code, Refusal
@@ -34,16 +36,32 @@ from agentpost.protocol.snapshot import Failover, RoomSnapshot
 from agentpost.protocol.taskbook import concerns_a_task
 from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.store.interface import Store
-from agentpost.store.values import Acceptance, Accepted, Desk, Inbound, Incident, MirrorBatch, SignedEnd
+from agentpost.store.values import (
+    Acceptance,
+    Accepted,
+    Desk,
+    FailedAttempt,
+    FailureReport,
+    Inbound,
+    Incident,
+    MirrorBatch,
+    SignedEnd,
+)
 from agentpost.world import Clock
 
-__all__ = ["Batch", "Intake", "NewBlob", "Taken"]
+__all__ = ["Batch", "Intake", "NewBlob", "ReportFailure", "Taken"]
 
 _SIGNALS: Final = {
     AckType.ACCEPTED: DeliverySignal.ACCEPTED,
     AckType.PROCESSED: DeliverySignal.PROCESSED,
     AckType.FAILED_TERMINAL: DeliverySignal.FAILED_TERMINAL,
 }
+
+
+class ReportFailure(Protocol):
+    """Makes the report for a sender whose event was accepted and has failed; `Postmaster.report_failure`."""
+
+    def __call__(self, ack: AckEvent, *, is_task_told: bool) -> FailureReport | None: ...
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -94,6 +112,10 @@ class _Reading(Struct, kw_only=True):
     # With the kind of the incident.
     forged: list[tuple[IncidentKind, Event]] = []
     signals: list[SignalEvent] = []
+    failed_attempts: list[FailedAttempt] = []
+    reports: list[FailureReport] = []
+    # Conversations and agents that said that a task failed.
+    failed_tasks: set[tuple[str, str]] = set()
     settled_by_ms: int | None = None
 
     def forge(self, kind: IncidentKind, event: Event, raw: bytes) -> None:
@@ -130,6 +152,7 @@ class Intake:
         wakeups: Wakeups,
         policy: DeliveryPolicy | None = None,
         on_blobs: Callable[[Sequence[NewBlob]], None] | None = None,
+        report_failure: ReportFailure | None = None,
     ) -> None:
         self._store = store
         self._room = room
@@ -138,6 +161,7 @@ class Intake:
         self._wakeups = wakeups
         self._policy = policy or DeliveryPolicy()
         self._on_blobs = on_blobs
+        self._report_failure = report_failure
         self._task_desk = TaskDesk(store, maker=maker)
         # Whose ids can be told from those of others: the marks of all nodes, as of one look at the room.
         self._marked: tuple[RoomSnapshot | None, frozenset[str]] = (None, frozenset())
@@ -168,6 +192,8 @@ class Intake:
                 events=tuple(reading.events),
                 unreadable=tuple(reading.unreadable),
                 changes=tuple(reading.changes),
+                failed_attempts=tuple(reading.failed_attempts),
+                reports=tuple(reading.reports),
                 at_ms=self._clock.now_ms(),
                 mirror=batch.mirror,
                 signed_end=batch.signed_end,
@@ -185,6 +211,9 @@ class Intake:
             self._wakeups.outbox_grew(in_hurry=False)
             for agent_id, mail in _mail_by_agent(reading, accepted).items():
                 self._wakeups.inbox_grew(agent_id, mail)
+        if accepted.reported:
+            self._wakeups.outbox_grew()
+            self._wakeups.timer_set(earliest_due_ms(accepted.reported))
         if reading.changes:
             self._wakeups.timer_set(earliest_due_ms(reading.changes))
             self._wakeups.deliveries_moved(reading.changes)
@@ -258,6 +287,10 @@ class Intake:
                 reading.blobs.append(NewBlob.of(source, event.payload_ref, acks))
             if isinstance(event, SignalEvent):
                 reading.signals.append(event)
+                if (failed := failed_attempt_of(event, raw, at_ms=now_ms)) is not None:
+                    reading.failed_attempts.append(failed)
+            elif isinstance(event, TaskFailedEvent):
+                reading.failed_tasks.add((event.corr_id, event.source_agent_id))
             elif isinstance(event, ReplyEvent):
                 reading.changes.append(_reply_change(event, now_ms))
         return reading
@@ -273,7 +306,9 @@ class Intake:
         is_answer = said.ref_kind is Kind.TASK_ACCEPT and concerns_a_task(ack)
         reading.events.append(Inbound(event=ack, raw=raw, desk=Desk() if is_answer else None))
         due_at_ms: int | None = None
-        if said.ack_type is AckType.ACCEPTED:
+        if said.ack_type is AckType.FAILED_TERMINAL:
+            self._hear_of_failure(ack, raw, reading, now_ms)
+        elif said.ack_type is AckType.ACCEPTED and has_sla(said.ref_kind, ack.to_agent_id):
             if said.ref_kind is Kind.TASK_CREATE or said.eta_at is not None or said.eta_seconds is not None:
                 due_at_ms = self._settled_by_ms(ack, now_ms)
             else:
@@ -289,6 +324,27 @@ class Intake:
                 reason=said.reason,
             )
         )
+
+    def _hear_of_failure(self, ack: AckEvent, raw: bytes, reading: _Reading, now_ms: int) -> None:
+        """Keep the error of an agent that gave up, sealed as it came, and have the sender told."""
+        said = ack.payload
+        attempts = said.attempts or 0
+        if attempts:
+            reading.failed_attempts.append(
+                FailedAttempt(
+                    event_id=said.ref_event_id,
+                    to_agent_id=said.acked_by_agent_id,
+                    attempt=attempts,
+                    most_attempts=attempts,
+                    at_ms=now_ms,
+                    raw=raw,
+                    by_node_id=ack.source_node_id,
+                )
+            )
+        if self._report_failure is not None:
+            is_task_told = (ack.corr_id, said.acked_by_agent_id) in reading.failed_tasks
+            if (report := self._report_failure(ack, is_task_told=is_task_told)) is not None:
+                reading.reports.append(report)
 
     def _is_misnamed(self, event: Event, room: RoomSnapshot) -> bool:
         """Whether the event, or the task that it starts, has an id that another node made (ENV-1)."""

@@ -13,12 +13,25 @@ from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS, SENDER_RESE
 from agentpost.protocol.delivery import Change, Delivery
 from agentpost.protocol.envelope import AckEvent, Event, TaskAcceptEvent, TaskCreateEvent, TaskUpdateEvent
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.payloads import Kind
 from agentpost.protocol.timestamps import parse_ms
 
-__all__ = ["DeliveryPolicy", "GapPolicy", "ack_due_at_ms", "earliest_due_ms", "in_time", "sla_due_at_ms"]
+__all__ = [
+    "GATEWAY_SENDER",
+    "DeliveryPolicy",
+    "GapPolicy",
+    "ack_due_at_ms",
+    "earliest_due_ms",
+    "has_sla",
+    "in_time",
+    "sla_due_at_ms",
+]
 
 _DAY_SECONDS: Final = 86_400
 _NEVER_MS: Final = 1 << 62
+# The name under which gateways write to agents.
+GATEWAY_SENDER: Final = "postmaster"
+_ASKING: Final = frozenset({Kind.MESSAGE, Kind.TASK_CREATE, Kind.TASK_ACCEPT})
 # An ETA is what another node says: one beyond a year is a black hole with a date on it.
 _LONGEST_ETA_MS: Final = 365 * _DAY_SECONDS * 1000
 
@@ -143,6 +156,15 @@ def in_time(event: Event | None, due_at_ms: int, *, now_ms: int) -> int:
     if event is None or event.expires_at is None:
         return due_at_ms
     return min(due_at_ms, max(parse_ms(event.expires_at, field="expiresAt"), now_ms))
+
+
+def has_sla(kind: str, from_agent_id: str | None) -> bool:
+    """Whether an outcome has to follow once an event is accepted (ACK-4).
+
+    An answer, and what is said of a task that is under way, ask for nothing: whoever gets them may read them whenever
+    it likes. So do the gateways' own messages.
+    """
+    return kind in _ASKING and from_agent_id != GATEWAY_SENDER
 
 
 def sla_due_at_ms(event: Event, *, accepted_at_ms: int, policy: DeliveryPolicy) -> int:

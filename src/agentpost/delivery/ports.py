@@ -146,6 +146,8 @@ class Result(Struct, frozen=True, kw_only=True):
     failure_class: str | None = None
     # Not before this, says the runtime; only for RETRY.
     retry_after_seconds: float | None = None
+    # Something is wrong with the agent's runtime, rather than the agent said that it will not. Only for FAILED.
+    is_defect: bool = False
 
 
 class Runtime(Protocol):

@@ -174,7 +174,8 @@ class Pull:
             return await carried_out(self._turns.end(event, agent_id, result))
         in_ms = due_at_ms - self._clock.now_ms()
         self._retries[event_id, agent_id] = due_at_ms, self._clock.monotonic_ms() + in_ms
-        return await self._turns.postpone(event, agent_id, due_at_ms=due_at_ms, error=result.error)
+        attempt = item.entry.attempts
+        return await self._turns.postpone(event, agent_id, due_at_ms=due_at_ms, error=result.error, attempt=attempt)
 
     async def extend(self, event_id: EventId, agent_id: str, *, seconds: float) -> int:
         """Keep mail that was fetched for so long from now on, or for as long as before if that is longer.

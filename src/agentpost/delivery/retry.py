@@ -27,7 +27,7 @@ from agentpost.delivery.deciding import (
 from agentpost.delivery.incidents import request_of, status_request
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.placing import engaged_by
-from agentpost.delivery.policy import DeliveryPolicy, sla_due_at_ms
+from agentpost.delivery.policy import DeliveryPolicy, has_sla, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.postmaster import NonDelivery
 from agentpost.delivery.whereabouts import Place, Whereabouts, locate
@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 _BATCH: Final = 256
 # The time of day may be set, and a machine may sleep: no wait is trusted for longer than this.
 _LONGEST_SLEEP_SECONDS: Final = 60.0
+_SHORTEST_SLEEP_SECONDS: Final = 0.1
 _LOOK_EVERY_MS: Final = 10_000
 _STEP_MS: Final = 1_000
 _AFTER_A_FAILURE_SECONDS: Final = 5.0
@@ -240,7 +241,7 @@ class Retrier:
                 await asyncio.sleep(_AFTER_A_FAILURE_SECONDS)
                 continue
             if not worked:
-                await self._until_due()
+                await self._until_due(look_at_ms)
 
     def _timer_set(self, due_at_ms: int) -> None:
         # Nearly all timers run out after the one that is slept for, and most are gone by then.
@@ -270,9 +271,11 @@ class Retrier:
             if timers:
                 await self._store.reschedule(timers)
 
-    async def _until_due(self) -> None:
+    async def _until_due(self, look_at_ms: int) -> None:
         now_ms, due_at_ms = self._clock.now_ms(), self._store.next_due_at_ms()
-        seconds = _LONGEST_SLEEP_SECONDS
+        # Nobody says that a gateway is back, so a look around must not wait for a timer.
+        until_look_seconds = max((look_at_ms - self._clock.monotonic_ms()) / 1000, _SHORTEST_SLEEP_SECONDS)
+        seconds = min(until_look_seconds, _LONGEST_SLEEP_SECONDS)
         if due_at_ms is not None:
             seconds = min(max((due_at_ms - now_ms) / 1000, 0), seconds)
         self._sleeps_until_ms = now_ms + round(seconds * 1000)
@@ -480,16 +483,19 @@ class Retrier:
 
     async def _keep_sla_of(self, waits: Iterable[tuple[EventId, str, int]]) -> None:
         """Give its own timer back to what was accepted while it was being put off."""
-        repaired: list[tuple[EventId, str, int]] = []
+        repaired: list[tuple[EventId, str, int | None]] = []
         for event_id, to_agent_id, due_at_ms in waits:
             for each in self._store.deliveries_of(event_id):
                 is_overtaken = each.state is DeliveryState.ACCEPTED and each.due_at_ms == due_at_ms
                 if each.to_agent_id != to_agent_id or not is_overtaken or each.accepted_at_ms is None:
                     continue
                 event = self._event(event_id)
-                if event is not None:
+                if event is None:
+                    continue
+                sla_ms: int | None = None
+                if has_sla(event.kind, event.source_agent_id):
                     sla_ms = sla_due_at_ms(event, accepted_at_ms=each.accepted_at_ms, policy=self._policy)
-                    repaired.append((event_id, to_agent_id, sla_ms))
+                repaired.append((event_id, to_agent_id, sla_ms))
         if repaired:
             await self._store.reschedule(repaired)
 

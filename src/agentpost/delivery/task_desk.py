@@ -10,16 +10,14 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
+from agentpost.protocol.delivery import CLAIM_LOST, MOVE_REFUSED
 from agentpost.protocol.envelope import Event, TaskAcceptEvent, TaskCreateEvent, TaskUpdateEvent
 from agentpost.protocol.payloads import AckType
 from agentpost.protocol.taskbook import CANCELED_BY, TASK_WITHDRAWN, TaskRecord
 from agentpost.store.interface import Store
 from agentpost.store.values import Desk
 
-__all__ = ["CLAIM_LOST", "TaskDesk", "cancellation", "withdrawals"]
-
-CLAIM_LOST = "claim_lost"
-REFUSED = "invalid_transition"
+__all__ = ["TaskDesk", "cancellation", "withdrawals"]
 
 
 class TaskDesk:
@@ -30,7 +28,7 @@ class TaskDesk:
     def answers(self, event: Event, accepted: Mapping[str, Event]) -> tuple[dict[str, Event], Desk]:
         """The ACKs for an event of a task, where `accepted` has those of ordinary mail, and the desk's part."""
         is_claim = isinstance(event, TaskAcceptEvent)
-        refused = self._acks(event, accepted, AckType.FAILED_TERMINAL, CLAIM_LOST if is_claim else REFUSED)
+        refused = self._acks(event, accepted, AckType.FAILED_TERMINAL, CLAIM_LOST if is_claim else MOVE_REFUSED)
         if is_claim:
             noted = self._acks(event, accepted, AckType.PROCESSED)
             return noted, Desk(refused=refused, closes=True, tells=self._tells(event))

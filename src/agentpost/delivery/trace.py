@@ -1,4 +1,6 @@
-"""What became of an event, or of a conversation, as a timeline: all that this gateway knows, and no content.
+"""What became of an event, or of a conversation, as a timeline: all that this gateway knows.
+
+It has no content, but for the errors of tries that failed, for those who may read them.
 
 Pure over reads of the store. The sender's side comes from the deliveries, the receiver's from inbox and ledger; a local
 message has both. All times are those of this gateway's clock, except the sending of what others sent, which is put
@@ -12,15 +14,16 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agentpost.delivery.failing import Opens, error_of
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Delivery, has_failed
 from agentpost.protocol.envelope import AckEvent, Event, ReplyEvent
 from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import CorrId, EventId
 from agentpost.protocol.lifecycle import DeliveryState
-from agentpost.protocol.timestamps import parse_ms
+from agentpost.protocol.timestamps import format_ms, parse_ms
 from agentpost.store.interface import Store
-from agentpost.store.values import BacklogItem, LedgerEntry, Outcome
+from agentpost.store.values import BacklogItem, FailedAttempt, LedgerEntry, LedgerState, Outcome
 
 __all__ = ["Side", "Step", "TraceStep", "trace", "trace_conversation", "trace_event"]
 
@@ -38,6 +41,7 @@ class Step(StrEnum):
     RESENT = "resent"
     ACCEPTED = "accepted"
     ENGAGED = "engaged"
+    ATTEMPT_FAILED = "attempt_failed"
     READ = "read"
     PROCESSED = "processed"
     REPLIED = "replied"
@@ -45,10 +49,14 @@ class Step(StrEnum):
     EXPIRED = "expired"
     DEAD_LETTERED = "dead_lettered"
     INCIDENT = "incident"
+    LATE = "late"
 
 
 class TraceStep(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One thing that happened. `node_id` is where, `agent_id` whom it concerns, `side` who of the two knows it."""
+    """One thing that happened. `node_id` is where, `agent_id` whom it concerns, `side` who of the two knows it.
+
+    `error` are the words of a try that failed: content, for those who may read the message.
+    """
 
     at_ms: int
     what: Step
@@ -58,6 +66,7 @@ class TraceStep(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults
     agent_id: str | None = None
     node_id: str | None = None
     detail: str | None = None
+    error: str | None = None
 
 
 _RANK: Final = {step: rank for rank, step in enumerate(Step)}
@@ -74,23 +83,30 @@ _OUTCOMES: Final = {
 }
 
 
-def trace(store: Store, what: str) -> list[TraceStep]:
-    """The timeline of an event id or a corr id; empty if this gateway knows nothing of it."""
-    return trace_conversation(store, CorrId(what)) if what.startswith("corr_") else trace_event(store, EventId(what))
+def trace(store: Store, what: str, *, sealer: Opens | None = None) -> list[TraceStep]:
+    """The timeline of an event id or a corr id; empty if this gateway knows nothing of it.
+
+    With a `sealer` it has the errors of tries that failed.
+    """
+    if what.startswith("corr_"):
+        return trace_conversation(store, CorrId(what), sealer=sealer)
+    return trace_event(store, EventId(what), sealer=sealer)
 
 
-def trace_event(store: Store, event_id: EventId) -> list[TraceStep]:
+def trace_event(store: Store, event_id: EventId, *, sealer: Opens | None = None) -> list[TraceStep]:
     """One event: as its sender, as its receiver, or both."""
     items = [item for agent in store.local_agents() if (item := store.inbox_item(event_id, agent.agent_id)) is not None]
-    return _in_order(store, store.deliveries_of(event_id), items)
+    return _in_order(store, store.deliveries_of(event_id), items, sealer)
 
 
-def trace_conversation(store: Store, corr_id: CorrId) -> list[TraceStep]:
+def trace_conversation(store: Store, corr_id: CorrId, *, sealer: Opens | None = None) -> list[TraceStep]:
     """Every event of a conversation that went out from here or came in."""
-    return _in_order(store, store.deliveries_by_corr(corr_id), store.inbox_by_corr(corr_id))
+    return _in_order(store, store.deliveries_by_corr(corr_id), store.inbox_by_corr(corr_id), sealer)
 
 
-def _in_order(store: Store, deliveries: Sequence[Delivery], items: Sequence[BacklogItem]) -> list[TraceStep]:
+def _in_order(
+    store: Store, deliveries: Sequence[Delivery], items: Sequence[BacklogItem], sealer: Opens | None
+) -> list[TraceStep]:
     sent = {each.event_id: _sent_here(store, each.event_id) for each in deliveries}
     came = {item.entry.event_id: _read(item.raw) for item in items}
     # From when on an answer can have been sent: once its agent had it, as far as that is known here.
@@ -101,6 +117,8 @@ def _in_order(store: Store, deliveries: Sequence[Delivery], items: Sequence[Back
     ]
     for delivery in deliveries:
         steps.extend(_as_sender(store, delivery))
+    for event_id in sent:
+        steps.extend(_failed_tries(each, sealer) for each in store.failed_attempts_of(event_id))
     for item in {item.entry.event_id: item for item in reversed(items)}.values():
         event = came[item.entry.event_id]
         if event is not None and event.event_id not in sent:
@@ -108,7 +126,8 @@ def _in_order(store: Store, deliveries: Sequence[Delivery], items: Sequence[Back
     for item in items:
         event = came[item.entry.event_id]
         kind = None if event is None else event.kind.value
-        steps.extend(replace(step, kind=kind) for step in _as_receiver(store, item.entry))
+        is_told = item.entry.event_id in sent
+        steps.extend(replace(step, kind=kind) for step in _as_receiver(store, item.entry, tells_tries=not is_told))
     depths = _depths(came | sent)
     return sorted(steps, key=lambda step: _place(step, depths))
 
@@ -193,10 +212,27 @@ def _as_sender(store: Store, delivery: Delivery) -> list[TraceStep]:
         if what is Step.PROCESSED and has_failed(delivery):
             what = Step.FAILED
         steps.append(step(delivery.closed_at_ms, what, delivery.reason or delivery.answered_by_event_id))
+    if delivery.late is not None and delivery.late_at_ms is not None:
+        steps.append(step(delivery.late_at_ms, Step.LATE, delivery.late.value))
     return steps
 
 
-def _as_receiver(store: Store, entry: LedgerEntry) -> list[TraceStep]:
+def _failed_tries(failed: FailedAttempt, sealer: Opens | None) -> TraceStep:
+    """The last try that failed, as the agent's gateway told it."""
+    many = f"{failed.attempt} of {failed.most_attempts}"
+    following = f"next try at {format_ms(failed.next_at_ms)}" if failed.next_at_ms is not None else "the last one"
+    return TraceStep(
+        at_ms=failed.at_ms,
+        what=Step.ATTEMPT_FAILED,
+        event_id=failed.event_id,
+        side=Side.SENDER,
+        agent_id=failed.to_agent_id,
+        detail=f"attempt {many}, {following}",
+        error=None if sealer is None else error_of(failed, sealer),
+    )
+
+
+def _as_receiver(store: Store, entry: LedgerEntry, *, tells_tries: bool) -> list[TraceStep]:
     def step(at_ms: int, what: Step, detail: str | None = None) -> TraceStep:
         return TraceStep(
             at_ms=at_ms,
@@ -211,6 +247,9 @@ def _as_receiver(store: Store, entry: LedgerEntry) -> list[TraceStep]:
     steps = [step(entry.accepted_at_ms, Step.ACCEPTED)]
     if entry.engaged_at_ms is not None:
         steps.append(step(entry.engaged_at_ms, Step.ENGAGED, f"attempt {entry.attempts}"))
+    if tells_tries and entry.engaged_at_ms and entry.error is not None and entry.state is LedgerState.QUEUED:
+        detail = f"attempt {entry.attempts}, next try at {format_ms(entry.due_at_ms)}"
+        steps.append(step(entry.engaged_at_ms, Step.ATTEMPT_FAILED, detail))
     if entry.read_at_ms is not None:
         steps.append(step(entry.read_at_ms, Step.READ))
     if entry.settled_at_ms is not None and entry.outcome is not None:

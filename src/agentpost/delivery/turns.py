@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.briefing import ASKING, engagement_of
+from agentpost.delivery.failing import Failing
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import earliest_due_ms
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
@@ -26,7 +27,7 @@ from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.task_turns import Standing, TaskTurns
 from agentpost.delivery.wording import as_text
 from agentpost.protocol.backoff import DISPATCH_RETRY, RetryPolicy, exhausted, next_delay_seconds
-from agentpost.protocol.delivery import TAKEN, Delivery
+from agentpost.protocol.delivery import REPEATED, TAKEN, Delivery
 from agentpost.protocol.envelope import (
     Event,
     MessageEvent,
@@ -55,6 +56,8 @@ _FULL_DISK_MS: Final = 5_000
 _CONTENT_MS: Final = 15_000
 # Whoever hears of a verdict wakes the agent that waits for it; this is for the same.
 _CLAIM_MS: Final = 60_000
+# How soon a repeat looks again whether the first one has its outcome.
+_REPEAT_MS: Final = 5_000
 _TROUBLE: Final = frozenset({Code.STORAGE_FULL, Code.STORAGE_FAILED, Code.STORAGE_CORRUPT, Code.UNAVAILABLE})
 # Kinds of which no turn does more than to hand them over.
 _HANDED_OVER: Final = frozenset({MessageEvent, ReplyEvent})
@@ -116,6 +119,7 @@ class Turns:
         tasks: TaskTurns | None = None,
     ) -> None:
         self._task_turns = tasks
+        self.failing = Failing(store=store, maker=maker, sealer=sealer, clock=clock, wakeups=wakeups)
         # OPS-5: what an agent is to know besides; for whoever knows more of agents than their mail.
         self.inject: Callable[[str, EventId], str | None] = lambda _agent_id, _event_id: None
         # Whoever does such tasks in the agents' names hears of them by itself, and settles them.
@@ -184,8 +188,10 @@ class Turns:
         if exhausted(self._policy, attempts) and not is_resumed:
             # Attempts that ended in a crash of this gateway count too, or a poisonous message would be tried for ever.
             last_error = error or "the gateway stopped during each attempt"
-            await self._fail(event, agent_id, reason="max_attempts", error=last_error)
+            await self._end_failed(event, agent_id, reason="max_attempts", error=last_error)
             return _ENDED
+        if event.trace.instead_of is not None and (held := await self._end_repeat(event, agent_id)) is not None:
+            return held
         if (kept := await self._keep_from_agent(event, agent_id)) is not None:
             return kept
         # Opened before the attempt is recorded: content that is still on its way spends none.
@@ -216,6 +222,8 @@ class Turns:
         now_ms = self._clock.now_ms()
         if type(event) not in _HANDED_OVER or event.payload_ref is not None or is_expired(event, now_ms=now_ms):
             return None
+        if event.trace.instead_of is not None:
+            return None
         try:
             content = self._sealer.open(event)
         except Refusal:
@@ -226,6 +234,27 @@ class Turns:
         made = engagement_of(event, agent_id, attempt=attempt, content=content)
         injected = self.inject(agent_id, event.event_id)
         return made if injected is None else replace(made, injected_context=injected)
+
+    async def _end_repeat(self, event: Event, agent_id: str) -> Held | None:
+        """RTY-3: end a dead letter that was sent again if the agent had it after all. None if the agent may have it.
+
+        The answer of the first one goes to its sender under the first id. While that one has no outcome yet, the
+        repeat waits for it. For tasks the events themselves tell.
+        """
+        before = event.trace.instead_of
+        if before is None or not isinstance(event, MessageEvent | ReplyEvent):
+            return None
+        first = self._store.ledger_entry(before, agent_id)
+        item = None if first is None else self._store.inbox_item(before, agent_id)
+        if first is None or (item is not None and item.source_node_id != event.source_node_id):
+            return None
+        if first.state is not LedgerState.SETTLED:
+            return Held(hold=Hold.WAITS, due_at_ms=self._clock.now_ms() + _REPEAT_MS)
+        if first.outcome is not Outcome.PROCESSED:
+            return None
+        ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id, reason=REPEATED)
+        await self._settle(event, agent_id, Outcome.PROCESSED, (ack,), (), f"the agent had it before, as {before}")
+        return _ENDED
 
     async def _keep_from_agent(self, event: Event, agent_id: str) -> Held | None:
         """Tasks that the gateway does in an agent's name are not the agent's business, nor is how they ended."""
@@ -303,16 +332,37 @@ class Turns:
         asked_seconds = min(result.retry_after_seconds or 0, self._policy.max_delay_seconds)
         return self._clock.now_ms() + round(max(delay_seconds, asked_seconds) * 1000)
 
-    async def postpone(self, event: Event, agent_id: str, *, due_at_ms: int, error: str | None) -> bool:
-        """Note that an attempt failed and when the next one is due (RTY-4). False if the row is closed."""
+    async def postpone(
+        self,
+        event: Event,
+        agent_id: str,
+        *,
+        due_at_ms: int,
+        error: str | None,
+        attempt: int | None = None,
+        holds_back: bool = False,
+    ) -> bool:
+        """Note that an attempt failed and when the next one is due (RTY-4). False if the row is closed.
+
+        Without the number of the `attempt` none was made. With `holds_back` later mail of the sender waits meanwhile.
+        """
+        error = as_text(error or "the runtime did not say why")
         try:
-            await self._store.postpone(
-                event.event_id, agent_id, due_at_ms=due_at_ms, error=as_text(error or "the runtime did not say why")
-            )
+            await self._store.postpone(event.event_id, agent_id, due_at_ms=due_at_ms, error=error)
         except Refusal as refusal:
             if refusal.code in _CLOSED:
                 return False
             _log.warning("a failed attempt of %s could not be recorded: %s", agent_id, refusal.message)
+        if attempt is not None:
+            self.failing.failed(
+                event,
+                agent_id,
+                attempt=attempt,
+                most_attempts=self._policy.max_attempts,
+                due_at_ms=due_at_ms,
+                error=error,
+                holds_back=holds_back,
+            )
         return True
 
     async def end(self, event: Event, agent_id: str, result: Result, *, engaged_at_ms: int | None = None) -> bool:
@@ -323,9 +373,31 @@ class Turns:
         if result.kind is ResultKind.PROCESSED:
             return await self._process(event, agent_id, result, engaged_at_ms)
         reason = "failed" if result.kind is ResultKind.FAILED else "max_attempts"
-        return await self._fail(
+        return await self._end_failed(
             event, agent_id, reason=reason, error=result.error, engaged_at_ms=engaged_at_ms, result=result
         )
+
+    async def _end_failed(
+        self,
+        event: Event,
+        agent_id: str,
+        *,
+        reason: str,
+        error: str | None,
+        engaged_at_ms: int | None = None,
+        result: Result | None = None,
+    ) -> bool:
+        """End what the agent could not handle, and tell the operator of an agent that fails."""
+        ended = await self._fail(
+            event, agent_id, reason=reason, error=error, engaged_at_ms=engaged_at_ms, result=result
+        )
+        if result is not None and result.kind is ResultKind.FAILED and not result.is_defect:
+            self.failing.succeeded(agent_id)
+        elif ended:
+            entry = self._store.ledger_entry(event.event_id, agent_id)
+            attempts = 0 if entry is None else entry.attempts
+            self.failing.gave_up(event, agent_id, reason=reason, attempts=attempts, error=error or reason)
+        return ended
 
     async def end_silently(self, ended: Sequence[tuple[Event, int | None]], agent_id: str) -> None:
         """Write that turns with these events are over and nothing is said to them, all in one transaction.
@@ -348,8 +420,10 @@ class Turns:
         )
         if any(answers):
             self._wakeups.outbox_grew()
+        self.failing.succeeded(agent_id)
 
     async def _process(self, event: Event, agent_id: str, result: Result, engaged_at_ms: int | None) -> bool:
+        self.failing.succeeded(agent_id)
         ack = self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id)
         events: tuple[Event, ...] = (ack,)
         deliveries: tuple[Delivery, ...] = ()
@@ -409,13 +483,15 @@ class Turns:
         result: Result | None = None,
     ) -> bool:
         error = as_text(error or reason)
+        entry = self._store.ledger_entry(event.event_id, agent_id)
+        attempts = (0 if entry is None else entry.attempts) + (engaged_at_ms is not None)
         ack = self._maker.ack(event, AckType.FAILED_TERMINAL, agent_id=agent_id, reason=reason)
         try:
             sealed = self._sealer.seal(Content(error_summary=error), event_id=ack.event_id, to_nodes=ack.to_nodes)
         except Refusal:
             # A sender that is out of the mesh has no key any more; the reason has to do.
             sealed = None
-        ack = replace(ack, payload=replace(ack.payload, sealed=sealed))
+        ack = replace(ack, payload=replace(ack.payload, sealed=sealed, attempts=attempts))
         result = replace(result or Result(kind=ResultKind.RETRY), error=error)
         said = await self._failed_task(event, agent_id, result)
         events, deliveries = (*(each for each, _ in said), ack), tuple(delivery for _, delivery in said)
@@ -458,6 +534,7 @@ class Turns:
         error: str | None,
         engaged_at_ms: int | None = None,
     ) -> bool:
+        self.failing.settled(event.event_id, agent_id)
         closed = await self._store.settle(
             Settlement(
                 event_id=event.event_id,

@@ -445,7 +445,7 @@ class Worker:
         self._lanes.put_back(
             replace(mail, attempts=attempt, due_at_ms=in_lane_ms, error=result.error, is_unclear=False, is_fresh=False)
         )
-        return self._postpone(mail, due_at_ms, result.error, engaged_at_ms)
+        return self._postpone(mail, attempt, due_at_ms, result.error, engaged_at_ms)
 
     def _note_later(self) -> None:
         if self._noting is None:
@@ -477,10 +477,19 @@ class Worker:
                 self._known.discard(event_id)
                 return
 
-    async def _postpone(self, mail: Mail, due_at_ms: int, error: str | None, engaged_at_ms: int | None) -> None:
+    async def _postpone(
+        self, mail: Mail, attempt: int, due_at_ms: int, error: str | None, engaged_at_ms: int | None
+    ) -> None:
         if engaged_at_ms is not None:
             await self._turns.note(mail.event.event_id, self._agent_id, at_ms=engaged_at_ms)
-        await self._turns.postpone(mail.event, self._agent_id, due_at_ms=due_at_ms, error=error)
+        await self._turns.postpone(
+            mail.event,
+            self._agent_id,
+            due_at_ms=due_at_ms,
+            error=error,
+            attempt=attempt,
+            holds_back=self._most == 1,
+        )
 
 
 def _is_silent(result: Result) -> bool:

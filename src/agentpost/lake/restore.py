@@ -25,12 +25,12 @@ from agentpost.lake.reading import contiguous, epochs_of, facts_now, rows
 from agentpost.lake.recall import UNACCEPTED, Recalled, Taken
 from agentpost.lake.segments import manifests, outboxes
 from agentpost.protocol.codec import decode_event
-from agentpost.protocol.delivery import Change, Delivery, advance
+from agentpost.protocol.delivery import Change, Delivery, advance, is_undelivered
 from agentpost.protocol.envelope import Event, resend_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
+from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal
 from agentpost.protocol.payloads import AckType
 from agentpost.store.restoring import (
     InboxEvent,
@@ -53,7 +53,6 @@ from agentpost.world import Chance, Clock, IdMaker, new_epoch
 
 __all__ = ["Restored", "restore"]
 
-_DEAD: Final = DeliveryState.DEAD_LETTER
 _PULL: Final = "pull"
 
 
@@ -199,7 +198,7 @@ class _Restoring:
         kept = _Kept(floor=Head(seq=segments[0].first_seq - 1, chain=bytes.fromhex(segments[0].start_chain)))
         chain = kept.floor.chain
         ends: dict[str, StreamPlace] = {}
-        dead = {event_id for (event_id, _), each in self._told.deliveries.items() if each.state is _DEAD}
+        dead = {event_id for (event_id, _), each in self._told.deliveries.items() if is_undelivered(each)}
         for seq, event_id, body in rows(self._lake, segments, ("event_id", "body")):
             chain = next_chain(chain, body)
             stored = StoredEvent(seq=seq, chain=chain, raw=body)
@@ -346,7 +345,7 @@ class _Restoring:
         return [
             each
             for each in self._told.deliveries.values()
-            if each.closed_at_ms is None or each.state is _DEAD or each.closed_at_ms >= forget_before_ms
+            if each.closed_at_ms is None or is_undelivered(each) or each.closed_at_ms >= forget_before_ms
         ]
 
     def _own_cursor(self, epoch: str, streams: Sequence[StreamPlace], last_seq: int) -> Cursor:

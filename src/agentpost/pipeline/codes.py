@@ -64,6 +64,7 @@ ROUTES: Final[Mapping[str, int]] = {
     Decision.WAIT: 4,
     Decision.UNROUTABLE: 8,
     "answer": 16,
+    "report": 32,
 }
 
 

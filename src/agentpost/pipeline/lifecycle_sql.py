@@ -21,13 +21,14 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
-from agentpost.pipeline.codes import KINDS, STATES, outbox_of_place
+from agentpost.pipeline.codes import KINDS, ROUTES, STATES, is_any, outbox_of_place
 from agentpost.pipeline.params import Params
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
 
 __all__ = ["end_state", "is_accepted", "was_asked", "is_answered", "is_ended_by_sender", "sla_due_us", "state_at"]
 
+_ASKING: Final = tuple(KINDS[kind] for kind in (Kind.MESSAGE, Kind.TASK_CREATE, Kind.TASK_ACCEPT))
 _LONGEST_ETA_US: Final = 365 * 86_400 * 1_000_000
 
 
@@ -41,14 +42,19 @@ def is_answered() -> Column:
 
 
 def sla_due_us(params: Params) -> Column:
-    """Until when an accepted delivery has to have an outcome (ACK-4): its ETA, its deadline, or the SLA, and grace."""
+    """Until when an accepted delivery has to have an outcome (ACK-4): its ETA, its deadline, or the SLA, and grace.
+
+    Null for what asks for nothing, as `delivery.policy.has_sla` says: answers, and what gateways themselves report.
+    """
     accepted = sf.col("accepted_us")
     is_task = sf.col("kind") == KINDS[Kind.TASK_CREATE]
     promised = sf.coalesce(
         sf.col("eta_us"), sf.when(is_task, sf.col("deadline_us")), accepted + sf.lit(params.processed_sla_us)
     )
     bounded = sf.least(sf.greatest(promised, accepted), accepted + sf.lit(_LONGEST_ETA_US))
-    return sf.when(accepted.isNotNull(), bounded + sf.lit(params.sla_grace_us))
+    is_report = sf.coalesce(sf.col("routes"), sf.lit(0)).bitwiseAND(sf.lit(ROUTES["report"])) != sf.lit(0)
+    is_asking = is_any(sf.col("kind"), _ASKING) & ~is_report
+    return sf.when(accepted.isNotNull() & is_asking, bounded + sf.lit(params.sla_grace_us))
 
 
 def is_ended_by_sender() -> Column:

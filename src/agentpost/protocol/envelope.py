@@ -69,7 +69,7 @@ class Trace(Contract, frozen=True, kw_only=True):
     """How the event came to be routed as it was; `attempt` counts the sends of the same eventId (ENV-5).
 
     `engaged_by` says which gateway has which recipient, where `toNodes` alone would leave that open. `instead_of` is
-    the dead letter that an event of a task says again (RTY-7), or the offer that one for a task nobody has replaces.
+    the dead letter that an event says again (RTY-7), or the offer that one for a task nobody has replaces.
     """
 
     attempt: FromOne = written(1)
@@ -212,6 +212,8 @@ def check(event: Event) -> None:
 
 
 def _check_message(event: MessageEvent) -> None:
+    if event.trace.instead_of is not None:
+        _check_event_id(event.trace.instead_of, "trace.insteadOf")
     if event.payload.context is not None:
         check_plain(event.payload.context, field="payload.context")
 
@@ -227,6 +229,8 @@ def _check_ack(event: AckEvent) -> None:
 
 def _check_reply(event: ReplyEvent) -> None:
     _check_event_id(event.payload.ref_event_id, "payload.refEventId")
+    if event.trace.instead_of is not None:
+        _check_event_id(event.trace.instead_of, "trace.insteadOf")
     check_plain(event.payload.context, field="payload.context")
 
 

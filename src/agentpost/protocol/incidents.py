@@ -25,6 +25,7 @@ class IncidentKind(StrEnum):
 
     # Agents of this gateway.
     RUNTIME_UNUSABLE = "runtime_unusable"
+    AGENT_FAILING = "agent_failing"
     INDETERMINATE = "indeterminate"
     UNREADABLE = "unreadable"
     REPLY_REFUSED = "reply_refused"
@@ -77,7 +78,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
         "handled. The senders were told.",
         "See who is there with `agentpost agents list --mesh`; the sender's gateway sends it again with "
         "`agentpost deadletters resend {eventId}`.",
-        "When the agent is added to this gateway.",
+        "When a gateway hosts the agent.",
     ),
     IncidentKind.SLA_MISSED: IncidentMeaning(
         "A message was accepted, and no outcome arrived in time.",
@@ -87,18 +88,24 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.OWNER_SILENT: IncidentMeaning(
         "The gateway of a recipient is offline and may have taken the mail, so no stand-in gets it.",
         "Bring that gateway back. `agentpost agents stand-ins` names stand-ins for the next time.",
-        "When that gateway is back.",
+        "When that gateway is back, or was revoked.",
     ),
     IncidentKind.RUNTIME_UNUSABLE: IncidentMeaning(
         "An agent cannot be engaged: its runtime or its options cannot be used. Its mail is kept.",
         "Correct its options with `agentpost agents add {subject}`.",
-        "When the agent can be engaged.",
+        "When the agent can be engaged, or is removed.",
+    ),
+    IncidentKind.AGENT_FAILING: IncidentMeaning(
+        "An agent failed with a message until that was given up. Its sender was told.",
+        "See the last error with `agentpost agents list`. Once the agent works again, `agentpost deadletters resend "
+        "{eventId}` at the sender's gateway.",
+        "When the agent handles a message, or is removed.",
     ),
     IncidentKind.INDETERMINATE: IncidentMeaning(
         "The gateway stopped while an agent had a message. It does not know whether the agent did the work.",
         "Find out whether the agent did the work, then `agentpost resolve {eventId} --agent {agentId} --how retry` "
         "or `--how settle`.",
-        "When it is resolved.",
+        "When it is resolved, or settled by hand.",
     ),
     IncidentKind.UNREADABLE: IncidentMeaning(
         "The content of a message cannot be opened with this gateway's key. The sender was told that it failed.",
@@ -187,7 +194,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.LOOP_OPEN: IncidentMeaning(
         "Results of tasks have been in an agent's inbox for longer than loop_sla_seconds, without an outcome.",
         "See them with `agentpost inbox {subject} --open`, and answer or dismiss them.",
-        "When the agent has dealt with them.",
+        "When the agent has dealt with them, or is removed.",
     ),
     IncidentKind.SWEEP_NEEDS_ACTION: IncidentMeaning(
         "The sweep of another gateway found tasks that need a decision there.",
@@ -206,6 +213,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.A2A_PUSH_FAILED: IncidentMeaning(
         "A push notification to an A2A peer was not delivered after all tries.",
         "Check that the peer's URL answers; the peer can read the task at any time.",
+        "When a later notification arrives.",
     ),
     IncidentKind.LAKE_EXPORT: IncidentMeaning(
         "The outbox cannot be exported to the lake. Mail goes on; nothing that is not exported is pruned.",

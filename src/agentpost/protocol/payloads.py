@@ -151,6 +151,8 @@ class Ack(Contract, frozen=True, kw_only=True):
     eta_at: Time | None = None
     eta_seconds: Seconds | None = None
     reason: Code | None = None
+    # How many tries the agent's gateway has made; said with failed_terminal.
+    attempts: Count | None = None
     plan_summary: str | None = None  # content
     error_summary: str | None = None  # content
     sealed: Sealed | None = None
@@ -216,11 +218,15 @@ class TaskFailed(Contract, frozen=True, kw_only=True):
 
 
 class Signal(Contract, frozen=True, kw_only=True):
-    """A hint between gateways: presence, maintenance, a status request. Never content."""
+    """A hint between gateways: presence, maintenance, a status request, an attempt that failed.
+
+    `details` is never content. The error of an attempt that failed is, so it is only there as `sealed`.
+    """
 
     signal: Code
     ref_event_id: EventIdField | None = None
     details: dict[str, str | int | float | bool | None] = {}
+    sealed: Sealed | None = None
 
 
 class DeadLetter(Contract, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ def compact(tx: Transaction, watermarks: Watermarks, limit: int) -> Compacted:
 def prune_settled(tx: Transaction, before_ms: int, limit: int) -> int:
     """Forget ledger rows, deliveries and tasks that ended long ago, at most `limit` of each."""
     tx.flush()
+    tx.database.run(SQL.prune_failed_attempts, (before_ms, limit))
     before = tx.database.changed_rows()
     tx.database.run(SQL.prune_settled_entries, (before_ms, limit))
     tx.database.run(SQL.prune_ended_deliveries, (before_ms, limit))

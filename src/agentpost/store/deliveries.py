@@ -1,16 +1,18 @@
 """The deliveries table: the sender's view of each recipient. What a signal does is decided by the protocol."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from agentpost.protocol.delivery import Change, Delivery, advance
+from agentpost.protocol.delivery import SLA_MISSED, Change, Delivery, advance, is_undelivered
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
+from agentpost.store import rules
 from agentpost.store.database import Database, Row
 from agentpost.store.queries import SQL
-from agentpost.store.rules import move_deliveries, not_resendable
+from agentpost.store.rules import is_first_word, move_deliveries, not_resendable, outcomes_heard_late
 from agentpost.store.transaction import Transaction
-from agentpost.store.values import ResentLetter, Unaccepted
+from agentpost.store.values import FailedAttempt, FailureReport, ResentLetter, Unaccepted
 
 __all__ = [
     "apply_changes",
@@ -19,9 +21,14 @@ __all__ = [
     "deliveries_in",
     "deliveries_of",
     "due_deliveries",
+    "failed_attempts_of",
+    "undelivered",
+    "failing_before",
     "next_due_at_ms",
+    "note_failed_attempts",
     "note_resent",
     "purge",
+    "report_failures",
     "reschedule",
     "unaccepted_by",
     "unaccepted_counts",
@@ -52,6 +59,8 @@ def apply_changes(tx: Transaction, changes: Sequence[Change], places: Mapping[Ev
     moved, orphans = move_deliveries(found, changes, places)
     # What came in one batch mostly says the same of many: one statement for all of those.
     alike: dict[Row, list[str]] = {}
+    for late in outcomes_heard_late(found, moved.values()):
+        _close_missed_sla(tx.database, late)
     for pair, delivery in moved.items():
         is_elsewhere = delivery.seq != found[pair].seq
         alike.setdefault(_moved_row(delivery, is_elsewhere=is_elsewhere), []).append(pair[0] + pair[1])
@@ -82,6 +91,9 @@ def _move_as_expected(database: Database, changes: Sequence[Change]) -> Sequence
         after = Delivery(event_id=said[0].event_id, to_agent_id=said[0].to_agent_id, state=before)
         for change in said:
             after = advance(after, change)
+        if after.late is not None:
+            unexpected.update(pairs)
+            continue
         rows = database.changed_rows()
         database.run_packed(
             SQL.move_expected,
@@ -92,6 +104,7 @@ def _move_as_expected(database: Database, changes: Sequence[Change]) -> Sequence
                 after.closed_at_ms,
                 after.answered_by_event_id,
                 after.reason,
+                1 if is_undelivered(after) else None,
                 before.value,
             ),
             pairs,
@@ -99,6 +112,17 @@ def _move_as_expected(database: Database, changes: Sequence[Change]) -> Sequence
         if database.changed_rows() - rows != len(pairs):
             unexpected.update(pairs)
     return [change for change in changes if change.event_id + change.to_agent_id in unexpected] if unexpected else []
+
+
+def _close_missed_sla(database: Database, late: Delivery) -> None:
+    """The outcome is there after all: nobody has to look for it any more."""
+    at_ms, subject = late.late_at_ms or 0, f"{late.event_id}/{late.to_agent_id}"
+    before = database.changed_rows()
+    database.run(SQL.close_incident, (at_ms, SLA_MISSED.value, subject))
+    if database.changed_rows() != before:
+        closed = rules.missed_sla_closed(late)
+        row = (at_ms, closed.actor, closed.action, subject, closed.corr_id, None, json.dumps(closed.detail))
+        database.run(SQL.record_audit, row)
 
 
 def _news(change: Change) -> Row:
@@ -117,6 +141,9 @@ def _moved_row(delivery: Delivery, *, is_elsewhere: bool) -> Row:
         delivery.closed_at_ms,
         delivery.answered_by_event_id,
         delivery.reason,
+        delivery.late,
+        delivery.late_at_ms,
+        1 if is_undelivered(delivery) else None,
     )
 
 
@@ -156,6 +183,64 @@ def deliveries_in(
     return sorted(found, key=lambda delivery: (delivery.event_id, delivery.to_agent_id))[: max(limit, 0)]
 
 
+def undelivered(database: Database, after: tuple[str, str], limit: int) -> list[Delivery]:
+    return [_delivery(row) for row in database.rows(SQL.undelivered, (*after, limit))]
+
+
+def note_failed_attempts(tx: Transaction, attempts: Sequence[FailedAttempt]) -> None:
+    """Keep what agents' gateways say of tries that failed, each for the delivery that it is about."""
+    rows = [
+        (
+            each.event_id,
+            each.to_agent_id,
+            each.attempt,
+            each.most_attempts,
+            each.at_ms,
+            each.next_at_ms,
+            int(each.holds_back),
+            each.raw,
+            each.by_node_id,
+        )
+        for each in attempts
+    ]
+    tx.database.run_many(SQL.note_failed_attempt, rows)
+
+
+def failed_attempts_of(database: Database, event_id: EventId) -> list[FailedAttempt]:
+    if "\0" in event_id:
+        return []
+    return [
+        FailedAttempt(
+            event_id=row[0],
+            to_agent_id=row[1],
+            attempt=row[2],
+            most_attempts=row[3],
+            first_at_ms=row[4],
+            at_ms=row[5],
+            next_at_ms=row[6],
+            holds_back=bool(row[7]),
+            raw=row[8],
+        )
+        for row in database.rows(SQL.failed_attempts_of, (event_id,))
+    ]
+
+
+def failing_before(database: Database, delivery: Delivery, after_ms: int) -> EventId | None:
+    return database.value(SQL.failing_before, (delivery.to_agent_id, after_ms, delivery.from_agent_id, delivery.seq))
+
+
+def report_failures(tx: Transaction, reports: Sequence[FailureReport]) -> tuple[Delivery, ...]:
+    """Append the report of each delivery that has not ended; gives the deliveries of those reports.
+
+    To be called before the changes are made that end them: what ended before was told then.
+    """
+    tx.flush()
+    telling = [each for each in reports if is_first_word(deliveries_of(tx.database, each.event_id), each)]
+    if telling:
+        tx.append([each.event for each in telling], [each.delivery for each in telling])
+    return tuple(each.delivery for each in telling)
+
+
 def deliveries_by_corr(database: Database, corr_id: str) -> list[Delivery]:
     return [_delivery(row) for row in database.rows(SQL.deliveries_by_corr, (corr_id,))]
 
@@ -167,7 +252,7 @@ def count_deliveries(database: Database, only: DeliveryState | None) -> dict[Del
     return {DeliveryState(state): count for state, count in database.rows(SQL.count_deliveries)}
 
 
-def reschedule(tx: Transaction, pairs_due: Sequence[tuple[EventId, str, int]]) -> None:
+def reschedule(tx: Transaction, pairs_due: Sequence[tuple[EventId, str, int | None]]) -> None:
     tx.flush()
     tx.database.run_many(SQL.reschedule, [(due_at_ms, event_id, agent) for event_id, agent, due_at_ms in pairs_due])
 
@@ -187,6 +272,7 @@ def purge(tx: Transaction, pairs: Sequence[tuple[EventId, str]]) -> int:
     tx.database.run_many(SQL.purge_delivery, pairs)
     purged = tx.database.changed_rows() - before
     tx.database.run_many(SQL.forget_dead_letter_event, [(event_id,) for event_id, _ in pairs])
+    tx.database.run_many(SQL.forget_failed_attempt, pairs)
     return purged
 
 
@@ -211,4 +297,7 @@ def _delivery(row: Row) -> Delivery:
         reason=row[12],
         corr_id=row[13],
         from_agent_id=row[14],
+        resent_as=row[15],
+        late=None if row[16] is None else DeliverySignal(row[16]),
+        late_at_ms=row[17],
     )

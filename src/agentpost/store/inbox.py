@@ -10,7 +10,7 @@ from agentpost.protocol.errors import Refusal
 from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.database import Database, Row
-from agentpost.store.deliveries import apply_changes
+from agentpost.store.deliveries import apply_changes, note_failed_attempts, report_failures
 from agentpost.store.desk import rule
 from agentpost.store.idempotency import expect_unused, keep_answer
 from agentpost.store.mirrors import keep_mirror
@@ -83,7 +83,10 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
     taken = _take(tx, batch, unseen(batch, at))
     if batch.unreadable:
         _quarantine(tx, batch)
+    reported = report_failures(tx, batch.reports) if batch.reports else ()
     orphans = apply_changes(tx, batch.changes, {})
+    if batch.failed_attempts:
+        note_failed_attempts(tx, batch.failed_attempts)
     tx.append(taken.answers)
     tx.database.run(
         SQL.move_cursor,
@@ -100,6 +103,7 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         cursor_seq=batch.through_seq,
         tasks=tuple(taken.tasks),
         taken_ids=tuple(taken.taken_ids),
+        reported=reported,
     )
 
 

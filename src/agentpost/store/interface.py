@@ -22,6 +22,7 @@ from agentpost.store.values import (
     Blob,
     Compacted,
     Cursor,
+    FailedAttempt,
     Head,
     InboxPosition,
     Incident,
@@ -143,6 +144,21 @@ class Store(ExternalStore, Protocol):
         """The deliveries in any of these states, ordered by event and recipient; `after` is the last pair seen."""
         ...
 
+    def undelivered(self, *, after: tuple[str, str] = ("", ""), limit: int = 256) -> list[Delivery]:
+        """The deliveries that ended and that no agent has dealt with, dead letters among them; `after` as above."""
+        ...
+
+    def failed_attempts_of(self, event_id: EventId) -> list[FailedAttempt]:
+        """The last try that failed of each recipient of an event from here, as far as their gateways told."""
+        ...
+
+    def failing_before(self, delivery: Delivery, *, after_ms: int) -> EventId | None:
+        """The event that holds this delivery back: its agent fails with it and it stands before, from the same sender.
+
+        One whose next try was due before `after_ms` is forgotten by its gateway, and holds nothing back.
+        """
+        ...
+
     def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
         """The deliveries of a conversation, ordered by event and recipient."""
         ...
@@ -154,8 +170,11 @@ class Store(ExternalStore, Protocol):
         """
         ...
 
-    def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> Awaitable[None]:
-        """Move the timers of deliveries that have not ended; no attempt is spent by that. Others stay as they are."""
+    def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int | None]]) -> Awaitable[None]:
+        """Move the timers of deliveries that have not ended; no attempt is spent by that. Others stay as they are.
+
+        None is no timer.
+        """
         ...
 
     def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> Awaitable[int]:

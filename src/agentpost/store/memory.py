@@ -6,6 +6,7 @@ does for SQLite. Every write first works out all that it will change and then ch
 
 from typing import Final
 
+from agentpost.protocol.delivery import is_undelivered
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_inbox import MemoryInbox
@@ -131,6 +132,6 @@ class MemoryStore(MemoryInbox):
             event_id in self._places
             or event_id in self._inbox_places
             or event_id in of_task
-            or any(each.state not in _ENDED_WELL for each in self.deliveries_of(event_id))
+            or any(each.state not in _ENDED_WELL or is_undelivered(each) for each in self.deliveries_of(event_id))
             for event_id in self._payload_events.get(sha256, ())
         ) or any(self._is_in_mirror(payload) for key, payload in self._payloads.items() if key[0] == sha256)

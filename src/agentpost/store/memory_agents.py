@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
+from agentpost.protocol.delivery import SLA_MISSED, Delivery
 from agentpost.store import rules
 from agentpost.store.memory_joining import MemoryJoining
 from agentpost.store.values import Incident, LocalAgent
@@ -58,6 +59,15 @@ class MemoryAgents(MemoryJoining):
 
     async def close_incident(self, kind: str, subject: str, *, at_ms: int) -> bool:
         self._check_open()
+        return self._close(kind, subject, at_ms)
+
+    def _close_missed_slas(self, late: Iterable[Delivery]) -> None:
+        for delivery in late:
+            entry = rules.missed_sla_closed(delivery)
+            if self._close(SLA_MISSED, entry.subject or "", entry.at_ms):
+                self._audit.append(replace(entry, id=len(self._audit) + 1))
+
+    def _close(self, kind: str, subject: str, at_ms: int) -> bool:
         found = self._open_incident(kind, subject)
         if found is None:
             return False

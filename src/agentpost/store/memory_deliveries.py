@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.delivery import Change, Delivery, is_undelivered
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DELIVERY, DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_mirrors import MemoryMirrors
-from agentpost.store.values import ResentLetter, Unaccepted
+from agentpost.store.values import FailedAttempt, FailureReport, ResentLetter, Unaccepted
 
 __all__ = ["MemoryDeliveries", "Pair"]
 
@@ -27,6 +27,7 @@ class MemoryDeliveries(MemoryMirrors):
         super().__init__()
         self._deliveries: dict[Pair, Delivery] = {}
         self._recipients: dict[EventId, list[str]] = {}
+        self._failed_attempts: dict[Pair, FailedAttempt] = {}
 
     def _added(self, deliveries: Sequence[Delivery], places: Mapping[EventId, int]) -> dict[Pair, Delivery]:
         added: dict[Pair, Delivery] = {}
@@ -96,6 +97,53 @@ class MemoryDeliveries(MemoryMirrors):
         pairs = sorted(pair for pair, each in self._deliveries.items() if each.state in wanted and pair > after)
         return [self._deliveries[pair] for pair in pairs[: max(limit, 0)]]
 
+    def undelivered(self, *, after: tuple[str, str] = ("", ""), limit: int = 256) -> list[Delivery]:
+        self._check_open()
+        pairs = sorted(pair for pair, each in self._deliveries.items() if is_undelivered(each) and pair > after)
+        return [self._deliveries[pair] for pair in pairs[: max(limit, 0)]]
+
+    def failed_attempts_of(self, event_id: EventId) -> list[FailedAttempt]:
+        self._check_open()
+        return [self._failed_attempts[pair] for pair in sorted(self._failed_attempts) if pair[0] == event_id]
+
+    def failing_before(self, delivery: Delivery, *, after_ms: int) -> EventId | None:
+        self._check_open()
+        found = (
+            self._deliveries[pair]
+            for pair, failed in self._failed_attempts.items()
+            if pair in self._deliveries and failed.holds_back and (failed.next_at_ms or 0) > after_ms
+        )
+        before = [
+            each
+            for each in found
+            if (each.to_agent_id, each.from_agent_id) == (delivery.to_agent_id, delivery.from_agent_id)
+            and each.state is DeliveryState.ACCEPTED
+            and each.seq < delivery.seq
+        ]
+        return min(before, key=lambda each: each.seq).event_id if before else None
+
+    def _note_failed_attempts(self, attempts: Sequence[FailedAttempt]) -> None:
+        for told in attempts:
+            pair = (told.event_id, told.to_agent_id)
+            delivery, known = self._deliveries.get(pair), self._failed_attempts.get(pair)
+            if delivery is None or delivery.to_node_id != told.by_node_id:
+                continue
+            if told.next_at_ms is not None and delivery.state in (DeliveryState.PROCESSED, DeliveryState.REPLIED):
+                continue
+            if known is not None:
+                if known.next_at_ms is None or (told.next_at_ms is not None and told.attempt < known.attempt):
+                    continue
+                told = replace(
+                    told,
+                    attempt=max(told.attempt, known.attempt),
+                    most_attempts=max(told.most_attempts, known.most_attempts),
+                )
+            first_at_ms = told.at_ms if known is None else known.first_at_ms
+            self._failed_attempts[pair] = replace(told, first_at_ms=first_at_ms, by_node_id="")
+
+    def _to_report(self, reports: Sequence[FailureReport]) -> list[FailureReport]:
+        return [each for each in reports if rules.is_first_word(self.deliveries_of(each.event_id), each)]
+
     def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
         self._check_open()
         pairs = sorted(pair for pair, each in self._deliveries.items() if each.corr_id == corr_id)
@@ -105,7 +153,7 @@ class MemoryDeliveries(MemoryMirrors):
         self._check_open()
         return dict(Counter(each.state for each in self._deliveries.values() if only in (None, each.state)))
 
-    async def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> None:
+    async def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int | None]]) -> None:
         self._check_open()
         for event_id, to_agent_id, due_at_ms in pairs_due:
             found = self._deliveries.get((event_id, to_agent_id))
@@ -118,9 +166,9 @@ class MemoryDeliveries(MemoryMirrors):
         for letter in resends:
             pair = (letter.event_id, letter.to_agent_id)
             found = changed.get(pair) or self._deliveries.get(pair)
-            if found is None or found.state is not DeliveryState.DEAD_LETTER or found.answered_by_event_id is not None:
+            if found is None or not rules.is_resendable(found):
                 raise rules.not_resendable(letter)
-            changed[pair] = replace(found, answered_by_event_id=letter.resent_as)
+            changed[pair] = replace(found, resent_as=letter.resent_as)
         return changed
 
     async def purge_deliveries(self, pairs: Sequence[Pair]) -> int:
@@ -132,6 +180,7 @@ class MemoryDeliveries(MemoryMirrors):
         gone = list(pairs)
         for event_id, to_agent_id in gone:
             del self._deliveries[event_id, to_agent_id]
+            self._failed_attempts.pop((event_id, to_agent_id), None)
             self._recipients[event_id].remove(to_agent_id)
         return len(gone)
 
@@ -139,9 +188,7 @@ class MemoryDeliveries(MemoryMirrors):
         ended = sorted(
             (each.closed_at_ms, pair)
             for pair, each in self._deliveries.items()
-            if each.closed_at_ms is not None
-            and each.closed_at_ms < before_ms
-            and each.state is not DeliveryState.DEAD_LETTER
+            if each.closed_at_ms is not None and each.closed_at_ms < before_ms and not is_undelivered(each)
         )
         return self._forget(pair for _, pair in ended[:limit])
 

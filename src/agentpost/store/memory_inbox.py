@@ -76,12 +76,18 @@ class MemoryInbox(MemoryOutbox):
         if taken_ids:
             unseen = tuple(each for each in unseen if each.event.event_id not in taken_ids)
         sorted_out = self._sorted_out(unseen, book, batch.at_ms)
-        moved, orphans = rules.move_deliveries(self._found(batch.changes), batch.changes, {})
-        stored, places = self._stored(sorted_out.answers)
+        found = self._found(batch.changes)
+        moved, orphans = rules.move_deliveries(found, batch.changes, {})
+        reports = self._to_report(batch.reports)
+        answers = [*(each.event for each in reports), *sorted_out.answers]
+        stored, places = self._stored(answers)
+        reported = self._added([each.delivery for each in reports], places)
 
         await self._keep_mirror_of(batch)
-        self._write(sorted_out.answers, stored, places, moved)
-        self._keep_book(self._folded(sorted_out.answers, stored, book))
+        self._write(answers, stored, places, {**moved, **reported})
+        self._close_missed_slas(rules.outcomes_heard_late(found, moved.values()))
+        self._note_failed_attempts(batch.failed_attempts)
+        self._keep_book(self._folded(answers, stored, book))
         self._take(batch, sorted_out)
         self._name_events(inbound.event for inbound in unseen if inbound.acks or inbound.desk is not None)
         new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
@@ -115,6 +121,7 @@ class MemoryInbox(MemoryOutbox):
             cursor_seq=batch.through_seq,
             tasks=tuple(sorted_out.tasks),
             taken_ids=tuple(dict.fromkeys(taken_ids)),
+            reported=tuple(each.delivery for each in reports),
         )
 
     def _is_taken(self, inbound: Inbound, batch: Acceptance) -> bool:

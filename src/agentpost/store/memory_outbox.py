@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from agentpost.protocol.delivery import Change, Delivery
+from agentpost.protocol.delivery import Change, Delivery, is_undelivered
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.heads import next_chain
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.store import rules
 from agentpost.store.memory_deliveries import Pair
 from agentpost.store.memory_streams import MemoryStreams
@@ -73,7 +72,8 @@ class MemoryOutbox(MemoryTasks):
         self._check_notes(notes)
         stored, places = self._stored(events)
         added = self._added(deliveries, places)
-        moved, orphans = rules.move_deliveries({**self._found(changes), **added}, changes, places)
+        found = {**self._found(changes), **added}
+        moved, orphans = rules.move_deliveries(found, changes, places)
         if orphans:
             raise rules.orphan_refused(orphans[0])
         book = self._folded(events, stored)
@@ -82,6 +82,7 @@ class MemoryOutbox(MemoryTasks):
         self._write(events, stored, places, {**added, **moved, **resent})
         self._keep_book(book)
         self._keep_notes(notes)
+        self._close_missed_slas(rules.outcomes_heard_late(found, moved.values()))
         for incident in incidents:
             self._raise(incident)
         self._keep_answer(keyed, first_seq)
@@ -195,7 +196,7 @@ class MemoryOutbox(MemoryTasks):
         return self._outbox[seq - 1 - self._outbox_floor.seq]
 
     def _is_dead_letter(self, event_id: EventId) -> bool:
-        return any(each.state is DeliveryState.DEAD_LETTER for each in self.deliveries_of(event_id))
+        return any(map(is_undelivered, self.deliveries_of(event_id)))
 
     def _prune_outbox(self, count: int) -> None:
         if count:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from agentpost.protocol.codec import Unreadable, read_events
-from agentpost.protocol.delivery import Delivery
+from agentpost.protocol.delivery import Delivery, is_undelivered
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.heads import next_chain
 from agentpost.protocol.timestamps import parse_ms
@@ -328,6 +328,7 @@ def _delivery(delivery: Delivery) -> Row:
         delivery.reason,
         delivery.corr_id,
         delivery.from_agent_id,
+        1 if is_undelivered(delivery) else None,
     )
 
 

@@ -10,19 +10,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.protocol.codec import MAX_EVENT_BYTES, encode_event
-from agentpost.protocol.delivery import Change, Delivery, advance
+from agentpost.protocol.delivery import SLA_MISSED, Change, Delivery, advance, is_undelivered
 from agentpost.protocol.envelope import Event, MessageEvent
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import EventId
-from agentpost.protocol.lifecycle import DeliverySignal
+from agentpost.protocol.lifecycle import DELIVERY, DeliverySignal, DeliveryState
 from agentpost.protocol.payloads import Priority
 from agentpost.protocol.timestamps import parse_ms
 from agentpost.store.values import (
     CHAIN_START,
     PIPELINE_WATERMARK,
     Acceptance,
+    AuditEntry,
     Blob,
     Cursor,
+    FailureReport,
     Inbound,
     Invite,
     KnownNode,
@@ -55,15 +57,19 @@ __all__ = [
     "expect_entry",
     "expect_open_entry",
     "inbox_watermark",
+    "is_first_word",
+    "is_resendable",
     "is_urgent",
     "key_taken",
     "mirror_slice",
+    "missed_sla_closed",
     "move_deliveries",
     "never_accepted",
     "options_as_json",
     "not_resendable",
     "orphan_refused",
     "outbox_watermark",
+    "outcomes_heard_late",
     "pinned",
     "replay_hash",
     "unmirrored",
@@ -72,6 +78,7 @@ __all__ = [
 ]
 
 EVENT_ID_LENGTH: Final = 30
+_NO_OUTCOME: Final = (None, DeliverySignal.ACCEPTED)
 MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
 MAX_NOTE_BYTES: Final = 1024 * 1024
 
@@ -156,9 +163,42 @@ def move_deliveries(
     return moved, orphans
 
 
+def is_first_word(held: Iterable[Delivery], report: FailureReport) -> bool:
+    """Whether the delivery that this reports as failed has not ended yet."""
+    return any(each.to_agent_id == report.to_agent_id and each.state not in DELIVERY.terminal for each in held)
+
+
+def outcomes_heard_late(found: Mapping[tuple[EventId, str], Delivery], moved: Iterable[Delivery]) -> list[Delivery]:
+    """The deliveries that have their outcome after their SLA was missed: nobody has to look for it any more."""
+    return [
+        each
+        for each in moved
+        if each.state is DeliveryState.INCIDENT
+        and found[each.event_id, each.to_agent_id].late in _NO_OUTCOME
+        and each.late not in _NO_OUTCOME
+    ]
+
+
+def missed_sla_closed(late: Delivery) -> AuditEntry:
+    """What the audit log keeps of an incident that a late outcome closed."""
+    return AuditEntry(
+        at_ms=late.late_at_ms or 0,
+        actor=late.to_node_id or "",
+        action="incident.close",
+        subject=f"{late.event_id}/{late.to_agent_id}",
+        corr_id=late.corr_id or None,
+        detail={"kind": SLA_MISSED.value},
+    )
+
+
 def orphan_refused(change: Change) -> Refusal:
     """The answer to an append that changes a delivery which does not exist."""
     return Refusal(Code.NOT_FOUND, f"there is no delivery of {change.event_id} to {change.to_agent_id}")
+
+
+def is_resendable(delivery: Delivery | None) -> bool:
+    """RTY-7: it did not arrive, or its agent failed, and it was not sent again."""
+    return delivery is not None and is_undelivered(delivery) and delivery.resent_as is None
 
 
 def not_resendable(letter: ResentLetter) -> Refusal:

@@ -54,6 +54,7 @@ from agentpost.store.values import (
     BacklogItem,
     Compacted,
     Cursor,
+    FailedAttempt,
     Head,
     InboxPosition,
     Incident,
@@ -242,13 +243,22 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     ) -> list[Delivery]:
         return deliveries.deliveries_in(self._reader(), states, after, limit)
 
+    def undelivered(self, *, after: tuple[str, str] = ("", ""), limit: int = 256) -> list[Delivery]:
+        return deliveries.undelivered(self._reader(), after, limit)
+
+    def failed_attempts_of(self, event_id: EventId) -> list[FailedAttempt]:
+        return deliveries.failed_attempts_of(self._reader(), event_id)
+
+    def failing_before(self, delivery: Delivery, *, after_ms: int) -> EventId | None:
+        return deliveries.failing_before(self._reader(), delivery, after_ms)
+
     def deliveries_by_corr(self, corr_id: str) -> list[Delivery]:
         return deliveries.deliveries_by_corr(self._reader(), corr_id)
 
     def count_deliveries(self, *, only: DeliveryState | None = None) -> dict[DeliveryState, int]:
         return deliveries.count_deliveries(self._reader(), only)
 
-    def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int]]) -> "asyncio.Future[None]":
+    def reschedule(self, pairs_due: Sequence[tuple[EventId, str, int | None]]) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: deliveries.reschedule(tx, pairs_due), size=len(pairs_due))
 
     def purge_deliveries(self, pairs: Sequence[tuple[EventId, str]]) -> "asyncio.Future[int]":

@@ -24,6 +24,8 @@ __all__ = [
     "Compacted",
     "Cursor",
     "Desk",
+    "FailedAttempt",
+    "FailureReport",
     "Head",
     "Inbound",
     "Incident",
@@ -150,6 +152,35 @@ class SignedEnd(Struct, frozen=True, kw_only=True):
     signature: bytes
 
 
+class FailedAttempt(Struct, frozen=True, kw_only=True):
+    """The last try of an agent that failed with an event from here, as its gateway `by_node_id` told it.
+
+    `raw` is the event that told it: the error is sealed in there. `next_at_ms` is None if there is no other try.
+    `first_at_ms` is when the first one was told; given when it is kept. With `holds_back`, later mail of the same
+    sender waits behind it.
+    """
+
+    event_id: EventId
+    to_agent_id: str
+    attempt: int
+    most_attempts: int
+    at_ms: int
+    first_at_ms: int = 0
+    next_at_ms: int | None = None
+    holds_back: bool = False
+    raw: bytes
+    by_node_id: str = ""
+
+
+class FailureReport(Struct, frozen=True, kw_only=True):
+    """What its sender is told if a delivery ends as failed: an event with its own delivery."""
+
+    event_id: EventId
+    to_agent_id: str
+    event: Event
+    delivery: Delivery
+
+
 class Acceptance(Struct, frozen=True, kw_only=True):
     """A batch that was read from one source: everything after `after_seq` through `through_seq`.
 
@@ -165,6 +196,9 @@ class Acceptance(Struct, frozen=True, kw_only=True):
     events: tuple[Inbound, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     changes: tuple[Change, ...] = ()
+    # What is said of tries that failed, and to senders whose deliveries the changes end as failed.
+    failed_attempts: tuple[FailedAttempt, ...] = ()
+    reports: tuple[FailureReport, ...] = ()
     at_ms: int
     # What of the whole outbox is kept for others in the same transaction.
     mirror: "MirrorBatch | None" = None
@@ -175,7 +209,8 @@ class Accepted(Struct, frozen=True, kw_only=True):
     """What a batch changed: the (event, agent) pairs that are new here, and those that were known.
 
     `inbox_seqs` has the place of each new pair in the inbox. `closed` are new too, and settled already: the gateway
-    dealt with them. `tasks` are those that the batch changed. `taken_ids` are those of events that were not taken: an
+    dealt with them. `tasks` are those that the batch changed. `reported` are the deliveries of reports that were
+    appended. `taken_ids` are those of events that were not taken: an
     event of another node stands in the inbox under the same id, and one of the two lies.
     """
 
@@ -187,6 +222,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     orphans: tuple[Change, ...]
     cursor_seq: int
     taken_ids: tuple[EventId, ...] = ()
+    reported: tuple[Delivery, ...] = ()
 
 
 class LedgerState(StrEnum):

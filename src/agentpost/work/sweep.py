@@ -266,6 +266,9 @@ class Sweeper:
             elif agent.agent_id in known:
                 await self._store.close_incident(LOOP_OPEN, agent.agent_id, at_ms=now_ms)
             await asyncio.sleep(0)
+        for agent_id in known.keys() - self._store.local_agent_ids():
+            # It was removed, and its open ends with it.
+            await self._store.close_incident(LOOP_OPEN, agent_id, at_ms=now_ms)
         return loops
 
     async def _tell(self, late: Sequence[Finding], stuck: Sequence[Finding]) -> int:

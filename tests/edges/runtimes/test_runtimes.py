@@ -112,6 +112,14 @@ async def test_json_that_makes_no_sense_is_a_failure_and_not_another_run() -> No
 
 
 @pytest.mark.req("RTY-4")
+async def test_exit_code_65_means_never() -> None:
+    """A program that knows that it will never handle a message ends the tries, and its last words say why."""
+    result = await engage(a_command("import sys; print('no such branch', file=sys.stderr); sys.exit(65)"))
+    assert (result.kind, result.failure_class, result.is_defect) == (ResultKind.FAILED, "rejected", True)
+    assert result.error == "it said that this can never be handled (code 65)\nno such branch"
+
+
+@pytest.mark.req("RTY-4")
 async def test_exit_code_75_asks_for_another_try() -> None:
     """A program says with EX_TEMPFAIL that it cannot do it now."""
     result = await engage(a_command("sys.exit(75)"))

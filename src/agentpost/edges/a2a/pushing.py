@@ -138,6 +138,8 @@ class Pusher:
         problem = await self._post(config, told)
         if problem is None:
             await self._keep(key, Pushed(updated_at_ms=place[0], steps=place[1]))
+            if before.is_given_up:
+                await self._store.close_incident(PUSH_FAILED, key, at_ms=self._clock.now_ms())
             return
         attempts = (before.attempts if is_same and not before.is_given_up else 0) + 1
         given_up = exhausted(RETRIES, attempt=attempts)

@@ -1,6 +1,7 @@
 """`agents`: who lives at this gateway, and how each is engaged."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -8,7 +9,17 @@ import typer
 
 from agentpost.config import expanded, home_of
 from agentpost.edges.cli.options import HomeOption
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, stderr, stdout
+from agentpost.edges.cli.output import (
+    Format,
+    FormatOption,
+    escape,
+    failing_since,
+    print_json,
+    print_said,
+    print_table,
+    stderr,
+    stdout,
+)
 from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.snapshot import Failover
@@ -46,7 +57,8 @@ def add(
 ) -> None:
     """Add an agent, or change how it is engaged. The mesh knows it at once.
 
-    [bold]command[/bold]: the program gets each message as JSON on stdin, and what it prints is the reply.
+    [bold]command[/bold]: the program gets each message as JSON on stdin, and what it prints is the reply. Exit code 0
+    is success, 65 means never, and after any other code the message is tried again.
     [bold]webhook[/bold]: each message is posted to a URL, signed, with an idempotency key.
     [bold]handler[/bold]: a Python function, as module:function.
     [bold]pull[/bold]: the agent fetches its messages and settles them itself.
@@ -94,11 +106,11 @@ def list_agents(
     if output is Format.JSON:
         print_json(agents)
         return
-    rows = [
-        (escape(a["agentId"]), escape(a["runtime"]), "paused" if a["isPaused"] else "active", f"{a['waiting']:,}")
-        for a in agents
-    ]
+    rows = [(escape(a["agentId"]), escape(a["runtime"]), _state_of(a), f"{a['waiting']:,}") for a in agents]
     print_table("Agents", ("agent", "runtime", "state", "waiting"), rows, numbers=(3,))
+    for agent in agents:
+        if failing := agent.get("failing"):
+            print_said(failing["error"], after=f"{escape(agent['agentId'])} fails, last with {failing['eventId']}:")
 
 
 @agents_app.command(epilog="Example: [bold]agentpost agents remove builder[/bold]")
@@ -156,6 +168,12 @@ def stand_ins(
     done: dict[str, Any] = OperatorClient(home_of(None, home=home)).post(path, body)
     named = ", ".join(done["nodeIds"]) or "nobody"
     _said(done, f"standing in for {agent_id}: {named}", output)
+
+
+def _state_of(agent: dict[str, Any]) -> str:
+    state = "paused" if agent["isPaused"] else "active"
+    failing: dict[str, Any] | None = agent.get("failing")
+    return state if failing is None else f"{state}, [red]{failing_since(failing, now_ms=time.time() * 1000)}[/red]"
 
 
 def _said(done: dict[str, Any], text: str, output: Format) -> None:

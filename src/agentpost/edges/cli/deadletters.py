@@ -1,7 +1,7 @@
 """`deadletters`: what could not be delivered, and what to do with it."""
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,7 @@ from agentpost.edges.cli.output import (
     print_json,
     print_said,
     print_table,
+    say,
     stdout,
 )
 from agentpost.edges.operator_client import OperatorClient, path_of
@@ -27,6 +28,14 @@ __all__ = ["deadletters_app"]
 deadletters_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="What could not be delivered, and what to do with it."
 )
+
+# What a reason means for mail that was accepted.
+_FAILED: Final = {
+    "expired": "accepted, then expired",
+    "failed": "failed at the agent",
+    "max_attempts": "failed at the agent (max_attempts)",
+    "no_route": "accepted, then the agent was removed",
+}
 
 EventArgument = Annotated[str | None, typer.Argument(help="One event; else --all or a filter.", show_default=False)]
 ToOption = Annotated[str | None, typer.Option("--to", help="Only those to this agent.", show_default=False)]
@@ -44,7 +53,10 @@ def list_letters(
     home: HomeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """The dead letters of this gateway, oldest first."""
+    """What was sent from this gateway and no agent has dealt with, oldest first.
+
+    No gateway accepted it, or one did and its agent failed with it or did not get it in time.
+    """
     query = _filters(to, reason) | {"limit": limit}
     letters: list[dict[str, Any]] = OperatorClient(home_of(None, home=home)).get("/ansible/dead-letters", query)
     if output is Format.JSON:
@@ -59,13 +71,15 @@ def list_letters(
             each["eventId"],
             escape(each["fromAgentId"]),
             escape(each["toAgentId"]),
-            escape(each.get("reason") or "") + (", sent again" if each.get("resentAs") else ""),
+            _why(each),
             str(each["attempts"]),
             ago(now_ms - each["deadLetteredAtMs"]),
         )
         for each in letters
     ]
     print_table("Dead letters", ("event", "from", "to", "reason", "attempts", "since"), rows, numbers=(4,))
+    if any(not each.get("resentAs") for each in letters):
+        say("`agentpost deadletters show EVENT` tells more, `agentpost deadletters resend EVENT` sends one again")
     ask_for_more(letters, limit, "--limit takes up to 500, and --to and --reason choose")
 
 
@@ -82,12 +96,13 @@ def show(
         return
     for each in found["letters"]:
         again = f", sent again as {each['resentAs']}" if each.get("resentAs") else ""
-        reason = escape(each.get("reason") or "")
         stdout.print(
-            f"to {escape(each['toAgentId'])}: {reason} after {each['attempts']} attempts{again}",
+            f"to {escape(each['toAgentId'])}: {_why(each, is_short=True)} after {_tries(each['attempts'])}{again}",
             highlight=False,
             soft_wrap=True,
         )
+        if error := each.get("error"):
+            print_said(error, after="[dim]error[/dim]  ")
     if kind := found.get("kind"):
         stdout.print(f"[dim]kind[/dim]    {escape(kind)}", highlight=False)
     if problem := found.get("problem"):
@@ -144,6 +159,20 @@ def purge(
         print_json(done)
     else:
         stdout.print(f"{done['purged']} purged", highlight=False)
+
+
+def _why(letter: dict[str, Any], *, is_short: bool = False) -> str:
+    """What became of it: no gateway has it, or one had it and its agent has not dealt with it."""
+    reason = letter.get("reason") or ""
+    if letter.get("wasAccepted"):
+        reason = _FAILED.get(reason, reason)
+    if late := letter.get("late"):
+        reason += f", arrived after all ({late.removeprefix('ack:')})"
+    return escape(reason) + (", sent again" if letter.get("resentAs") and not is_short else "")
+
+
+def _tries(attempts: int) -> str:
+    return f"{attempts} attempt{'' if attempts == 1 else 's'}"
 
 
 def _filters(to: str | None, reason: str | None) -> dict[str, str | int]:

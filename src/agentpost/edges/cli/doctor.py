@@ -11,7 +11,7 @@ import typer
 from agentpost.config import CONFIG_FILE, load_settings
 from agentpost.edges.cli.gateway import NO_PROOF, home_of_node, not_taken, why_stopped
 from agentpost.edges.cli.options import HomeOption, NodeOption
-from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, stdout
+from agentpost.edges.cli.output import Format, FormatOption, escape, failing_since, print_json, stdout
 from agentpost.edges.open_files import LEAST_OPEN_FILES
 from agentpost.edges.operator_client import OperatorClient
 from agentpost.protocol.errors import Code, Refusal
@@ -44,6 +44,7 @@ def doctor(node: NodeOption = None, home: HomeOption = None, output: FormatOptio
         _finding("seeds", lambda: _seeds_are_there(path)),
         _finding("mail", lambda: _mail_is_taken(path)),
         _finding("clocks", lambda: _clocks_agree(path)),
+        _finding("agents", lambda: _agents_work(path)),
         _finding("incidents", lambda: _nothing_needs_a_look(path)),
     ]
     if output is Format.JSON:
@@ -119,6 +120,23 @@ def _database_is_the_latest(path: Path) -> str:
     if (older := why_stopped(path)) is not None:
         raise older
     return "no peer has seen more of the outbox than there is"
+
+
+def _agents_work(path: Path) -> str:
+    try:
+        agents: list[dict[str, Any]] = OperatorClient(path).get("/ansible/agents")
+    except Refusal:
+        return "not known while no gateway runs"
+    now_ms = time.time() * 1000
+    failing = [
+        f"{each['agentId']} is {failing_since(each['failing'], now_ms=now_ms)}"
+        for each in agents
+        if each.get("failing")
+    ]
+    if failing:
+        hint = "`agentpost agents list` shows the last error, `agentpost inbox AGENT --open` the mail that waits."
+        raise Refusal(Code.CONFLICT, "; ".join(failing), hint=hint)
+    return "none fails" if agents else "none"
 
 
 def _mail_is_taken(path: Path) -> str:

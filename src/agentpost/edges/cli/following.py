@@ -1,5 +1,6 @@
 """`show`, `trace`, `watch`, `tail`: what became of mail, and what happens, from the command line."""
 
+import time
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ from agentpost.edges.cli.options import HomeOption
 from agentpost.edges.cli.output import (
     Format,
     FormatOption,
+    ago,
+    ahead,
     escape,
     print_json,
     print_json_line,
@@ -21,7 +24,7 @@ from agentpost.edges.operator_client import OperatorClient, path_of
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.lifecycle import DeliveryState
 
-__all__ = ["print_deliveries", "register", "stopped"]
+__all__ = ["failing_lines", "print_deliveries", "register", "stopped"]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +70,9 @@ def trace(
         for step in found["steps"]
     ]
     print_table(f"Trace of {what}", ("when", "what", "agent", "node", ""), rows, numbers=(0,))
+    for step in found["steps"]:
+        if error := step.get("error"):
+            print_said(error, after=f"{escape(step.get('agentId') or '')}, {escape(step.get('detail') or '')}:")
 
 
 def watch(
@@ -117,7 +123,8 @@ def tail(
 
 
 def print_deliveries(found: dict[str, Any]) -> None:
-    """A line for each recipient: how far it is, and what was answered."""
+    """A line for each recipient: how far it is, and what was answered. Below it, what its agent fails with."""
+    now_ms = time.time() * 1000
     for delivery in found["deliveries"]:
         said = delivery.get("answer") or delivery.get("reason") or ""
         # Processed says that the turn is over, not that it went well.
@@ -125,8 +132,25 @@ def print_deliveries(found: dict[str, Any]) -> None:
         state = "Failed" if is_given_up else delivery["state"]
         if delivery.get("answerLeftOut"):
             said = f"its reply is {delivery['answeredByEventId']}, in the inbox of who asked: see `agentpost read`"
+        if late := delivery.get("late"):
+            heard = f"{late.removeprefix('ack:')} {ago(now_ms - delivery['lateAtMs'])}, after the end"
+            state = f"{state} ({escape(delivery.get('reason') or '')}), {heard}"
+            said = delivery.get("answer") or ""
         again = f", sent again as {delivery['resentAs']}" if delivery.get("resentAs") else ""
+        if held_by := delivery.get("heldBy"):
+            state += f", waits behind {held_by}, which its agent fails with"
         print_said(said + again, after=f"  {escape(delivery['toAgentId'])}: {state}")
+        if failing := delivery.get("failing"):
+            told, *error = failing_lines(failing, now_ms=now_ms)
+            print_said("\n".join(error), after=f"    {told}")
+
+
+def failing_lines(failing: dict[str, Any], *, now_ms: float) -> list[str]:
+    """Which try of an agent failed, when the next one is due, and the error: a line, or several."""
+    told = f"attempt {failing['attempt']} of {failing['mostAttempts']} failed {ago(now_ms - failing['atMs'])}"
+    next_ms = failing.get("nextTryAtMs")
+    told += ", and there is no other one" if next_ms is None else f", next try {ahead(next_ms - now_ms)}"
+    return [f"{told}:", *(failing.get("error") or "its gateway does not say why").splitlines()]
 
 
 def stopped() -> Refusal:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from agentpost.config import home_of
-from agentpost.edges.cli.following import print_deliveries, stopped
+from agentpost.edges.cli.following import failing_lines, print_deliveries, stopped
 from agentpost.edges.cli.options import (
     TIME,
     CapabilitiesOption,
@@ -45,7 +45,7 @@ from agentpost.protocol.snapshot import MOST_NOT_TAKEN, MOST_WAITING
 __all__ = ["only_agent", "register"]
 
 # Shorter than the client's patience with the gateway.
-_LOOK_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 1.0
 _EARLY_SECONDS: Final = 0.5
 # What waits for somebody who is there is some seconds old: fewer may have gone by now.
 _BACKLOG: Final = 10
@@ -385,7 +385,10 @@ def _print_answers(client: OperatorClient, event_id: str, patience: float, outpu
     found: dict[str, Any] = {"eventId": event_id, "deliveries": []}
     is_over = False
     try:
+        told: dict[str, Any] = {}
         for found in _looks(client, event_id, patience):
+            if output is Format.TEXT:
+                _tell_of_failures(found, told)
             is_over = all(delivery["isOver"] for delivery in found["deliveries"])
             if is_over:
                 break
@@ -407,6 +410,22 @@ def _print_answers(client: OperatorClient, event_id: str, patience: float, outpu
         raise typer.Exit(5)
     if any(delivery.get("hasFailed") for delivery in found["deliveries"]):
         raise typer.Exit(1)
+
+
+def _tell_of_failures(found: dict[str, Any], told: dict[str, Any]) -> None:
+    """Say of each recipient that fails, once for each try, while others wait for the end."""
+    now_ms = time.time() * 1000
+    for delivery in found["deliveries"]:
+        name, failing, held_by = delivery["toAgentId"], delivery.get("failing"), delivery.get("heldBy")
+        news = held_by if failing is None else failing["attempt"]
+        if delivery["isOver"] or news is None or told.get(name) == news:
+            continue
+        told[name] = news
+        if failing is None:
+            say(f"  {name} fails with {held_by}, and this waits behind it")
+        else:
+            for line in failing_lines(failing, now_ms=now_ms):
+                say(f"  {name}: {line}")
 
 
 def _looks(client: OperatorClient, event_id: str, patience: float) -> Iterator[dict[str, Any]]:

@@ -21,10 +21,12 @@ __all__ = [
     "Format",
     "FormatOption",
     "ago",
+    "ahead",
     "ask_for_more",
     "break_lines_only_for_terminals",
     "escape",
     "exit_code",
+    "failing_since",
     "other_words",
     "print_defect",
     "print_error",
@@ -149,6 +151,19 @@ def ago(elapsed_ms: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def ahead(left_ms: float) -> str:
+    """How soon, in the unit that fits."""
+    return "now" if left_ms < 500 else "in " + ago(left_ms).removesuffix(" ago")
+
+
+def failing_since(failing: Mapping[str, Any], *, now_ms: float) -> str:
+    """For how long an agent of this gateway has been failing, and how often, in a few words."""
+    tries, given_up = failing.get("tries", 0), failing.get("givenUp", 0)
+    lasting = ago(now_ms - failing["sinceMs"]).removesuffix(" ago")
+    gave_up = f", {given_up:,} given up" if given_up else ""
+    return f"failing for {lasting} ({tries:,} {'try' if tries == 1 else 'tries'}{gave_up})"
 
 
 def ask_for_more(shown: Sequence[Any], limit: int, how: str) -> None:

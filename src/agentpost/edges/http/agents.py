@@ -9,6 +9,7 @@ from litestar.params import Body
 from msgspec import Struct
 
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.failing import FailingAgent
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
 from agentpost.edges.http.parameters import CARRIES_CONTENT
 from agentpost.edges.operations.status import KnownAgent, known_agents
@@ -28,13 +29,17 @@ class NewAgent(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 
 
 class AgentView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """An agent of this gateway. Secrets among its options are not shown."""
+    """An agent of this gateway. Secrets among its options are not shown.
+
+    `failing` tells of one whose last try failed: since when, how many tries in a row, and the last error.
+    """
 
     agent_id: str
     runtime: str
     options: dict[str, Any]
     is_paused: bool
     waiting: int
+    failing: FailingAgent | None = None
 
 
 class Removed(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -87,6 +92,7 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
             options=engine.agents.shown_options(agent),
             is_paused=agent.is_paused,
             waiting=engine.store.backlog_size(agent.agent_id),
+            failing=engine.dispatcher.turns.failing.of(agent.agent_id),
         )
 
     @get("/ansible/agents", sync_to_thread=False, summary="The agents of this gateway", tags=["agents"])

@@ -125,12 +125,12 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_seconds):
                     await engine.outcomes.ended(EventId(event_id))
-        return sent_message(engine.store, engine.sealer, EventId(event_id))
+        return sent_message(engine.store, engine.sealer, EventId(event_id), now_ms=engine.clock.now_ms())
 
     @get("/ansible/trace/{what:str}", sync_to_thread=False, summary="Trace an event or conversation", tags=["records"])
     def trace_of(what: str) -> Trace:
         """Each step with its time, as far as this gateway knows: routed, notified, engaged, settled."""
-        steps = trace(engine.store, what)
+        steps = trace(engine.store, what, sealer=engine.sealer)
         if not steps:
             raise Refusal(Code.NOT_FOUND, f"nothing is known here of {what!r:.40}", hint="Ask the sender's gateway.")
         return Trace(steps=steps)

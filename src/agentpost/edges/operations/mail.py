@@ -166,7 +166,9 @@ async def _send(desk: Desk, caller: Caller, args: SendArgs) -> Done:
     deliveries: list[SentTo] = []
     if args.wait_seconds:
         await unless_ended(_ended(desk.engine, receipt.event_id, caller.patience(args.wait_seconds)), caller)
-        deliveries = sent_message(desk.engine.store, desk.engine.sealer, receipt.event_id).deliveries
+        engine = desk.engine
+        found = sent_message(engine.store, engine.sealer, receipt.event_id, now_ms=engine.clock.now_ms())
+        deliveries = found.deliveries
     sent = Sent(
         event_id=receipt.event_id,
         corr_id=receipt.corr_id,

@@ -113,10 +113,13 @@ def _deliveries(desk: Desk, caller: Caller, event_id: EventId) -> tuple[list[Sen
     ]
     if not own:
         raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} was not sent by {caller.agent_id}", field="eventId")
-    found = sent_message(store, desk.engine.sealer, event_id).deliveries
+    now_ms = desk.engine.clock.now_ms()
+    found = sent_message(store, desk.engine.sealer, event_id, now_ms=now_ms).deliveries
     if MESSAGE_READ not in caller.scopes:
-        # The words of a reply are mail.
-        found = [replace(each, answer=None) for each in found]
+        # The words of a reply are mail, and so are those of an error.
+        found = [
+            replace(each, answer=None, failing=each.failing and replace(each.failing, error=None)) for each in found
+        ]
     return found, own[0].corr_id
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from agentpost.delivery.ports import Content, Result, ResultKind
 from agentpost.delivery.wording import as_text
 
-__all__ = ["failed", "from_json", "from_text", "processed", "retry"]
+__all__ = ["declined", "failed", "from_json", "from_text", "processed", "retry"]
 
 
 class Answer(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -34,7 +34,7 @@ def from_json(raw: bytes) -> Result:
     except (msgspec.DecodeError, RecursionError, ValueError):
         return failed('the answer is not JSON of the form {"reply": {"subject": ..., "body": ...}}')
     if answer.error is not None:
-        return failed(answer.error, failure_class=answer.failure_class)
+        return declined(answer.error, failure_class=answer.failure_class)
     return processed(answer.reply)
 
 
@@ -48,5 +48,11 @@ def retry(error: str, *, after_seconds: float | None = None) -> Result:
     return Result(kind=ResultKind.RETRY, error=as_text(error), retry_after_seconds=after_seconds)
 
 
-def failed(error: str, *, failure_class: str | None = None) -> Result:
+def declined(error: str, *, failure_class: str | None = None) -> Result:
+    """The agent said itself that it will not."""
     return Result(kind=ResultKind.FAILED, error=as_text(error), failure_class=failure_class)
+
+
+def failed(error: str, *, failure_class: str | None = None) -> Result:
+    """It did not work, and would not work the next time."""
+    return Result(kind=ResultKind.FAILED, error=as_text(error), failure_class=failure_class, is_defect=True)

@@ -1,6 +1,7 @@
 """Engages an agent that is a program: the message as JSON on stdin, the reply on stdout, the exit code as the outcome.
 
     0       processed; what was printed is the reply, if anything was
+    65      EX_DATAERR: never, this message cannot be handled; it is not tried again, and the sender is told
     75      EX_TEMPFAIL: not now, try again
     other   try again too; the last lines of stderr say why
 
@@ -27,6 +28,7 @@ from agentpost.protocol.ids import EventId
 
 __all__ = ["CommandOptions", "CommandRuntime"]
 
+_EX_DATAERR: Final = 65
 _EX_TEMPFAIL: Final = 75
 _PASSED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _OUR_PREFIX: Final = "AGENTPOST_"
@@ -44,7 +46,10 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
 class CommandOptions(Options, frozen=True, kw_only=True, rename="camel"):
-    """`output` says whether stdout is the text of the reply or a JSON object with it."""
+    """`output` says whether stdout is the text of the reply or a JSON object with it.
+
+    Exit code 0 is success, 65 "never": there is no other try. After 75 and every other code the message is tried again.
+    """
 
     SECRETS: ClassVar[frozenset[str]] = frozenset({"env"})
 
@@ -110,6 +115,9 @@ class CommandRuntime:
         if code == 0:
             return (answers.from_json if self._options.output == "json" else answers.from_text)(bytes(run.stdout))
         ended = f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
+        if code == _EX_DATAERR:
+            said = "it said that this can never be handled (code 65)"
+            return answers.failed("\n".join([said, *run.last_errors()]), failure_class="rejected")
         if code == _EX_TEMPFAIL:
             ended = "it asked to be tried again (code 75)"
         return answers.retry("\n".join([ended, *run.last_errors()]))

@@ -181,13 +181,17 @@ class Client:
         )
         sent = await self.ended(receipt.event_id, timeout_seconds=timeout_seconds)
         (delivery,) = sent.deliveries
+        failing = delivery.failing
         if not delivery.is_over:
-            raise TimeoutError(f"{to} has not answered {receipt.event_id} in {timeout_seconds:g} s")
-        if delivery.reason is not None:
+            why = "" if failing is None else f": attempt {failing.attempt} of {failing.most_attempts} failed"
+            error = "" if failing is None or failing.error is None else f", {failing.error}"
+            raise TimeoutError(f"{to} has not answered {receipt.event_id} in {timeout_seconds:g} s{why}{error}")
+        if delivery.reason is not None and delivery.answered_by_event_id is None:
+            error = "" if failing is None or failing.error is None else f", {failing.error}"
             raise Refusal(
                 Code.UNAVAILABLE,
-                f"{to} did not handle {receipt.event_id}: {delivery.reason}",
-                hint="See `agentpost trace` and `agentpost deadletters`.",
+                f"{to} did not handle {receipt.event_id}: {delivery.reason}{error}",
+                hint=f"Send it again with `agentpost deadletters resend {receipt.event_id}` once the cause is gone.",
             )
         return delivery.answer
 

@@ -22,12 +22,12 @@ SELECT seq, chain, body FROM dead_letter_events WHERE event_id = ?
 INSERT OR REPLACE INTO dead_letter_events (event_id, seq, chain, body)
 SELECT event_id, seq, chain, body FROM outbox
 WHERE seq > ? AND seq <= ?
-  AND EXISTS (SELECT 1 FROM deliveries WHERE event_id = outbox.event_id AND state = 'DeadLetter')
+  AND EXISTS (SELECT 1 FROM deliveries WHERE event_id = outbox.event_id AND is_undelivered = 1)
 ORDER BY seq
 
 -- name: forget_dead_letter_event
 DELETE FROM dead_letter_events
-WHERE event_id = ?1 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event_id = ?1 AND state = 'DeadLetter')
+WHERE event_id = ?1 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event_id = ?1 AND is_undelivered = 1)
 
 -- name: prune_outbox
 DELETE FROM outbox WHERE seq <= ?

@@ -28,7 +28,10 @@ SELECT known.sha256, blobs.size_bytes, unneeded_payloads.since_ms, EXISTS (
       EXISTS (SELECT 1 FROM outbox WHERE event_id = named.event_id)
       OR EXISTS (SELECT 1 FROM inbox WHERE event_id = named.event_id)
       OR EXISTS (SELECT 1 FROM task_events WHERE event_id = named.event_id)
-      OR EXISTS (SELECT 1 FROM deliveries WHERE event_id = named.event_id AND state NOT IN ('Processed', 'Replied'))
+      OR EXISTS (
+        SELECT 1 FROM deliveries WHERE event_id = named.event_id
+          AND (state NOT IN ('Processed', 'Replied') OR is_undelivered IS NOT NULL)
+      )
     )
   ) OR EXISTS (
     SELECT 1 FROM payload_readers AS named JOIN mirrors ON mirrors.source_node_id = named.source_node_id

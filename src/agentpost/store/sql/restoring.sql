@@ -23,8 +23,9 @@ INSERT INTO streams (consumer_node_id, seq, chain) VALUES (?, ?, ?)
 
 -- name: restore_delivery
 INSERT INTO deliveries (event_id, to_agent_id, to_node_id, route_decision, seq, state, attempts, due_at_ms,
-  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  emitted_at_ms, accepted_at_ms, closed_at_ms, answered_by_event_id, reason, corr_id, from_agent_id,
+  is_undelivered)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: restore_inbox_event
 INSERT INTO inbox (seq, event_id, source_node_id, source_epoch, source_seq, received_at_ms, body, corr_id, sum)
