@@ -59,7 +59,7 @@ class LinkHub:
         report_failure: ReportFailure | None = None,
     ) -> None:
         """`readers` gives the cursors that the room has of one source. `on_regressed` hears of an end of the own outbox
-        that this node signed and does not have, and who showed it; `report_failure` is for the intake."""
+        that this node signed and does not have, and who showed it. `report_failure` is for the intake."""
         policy = policy or DeliveryPolicy()
         self.store = store
         self.room = room

@@ -79,7 +79,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
         "handled. The senders were told.",
         "See who is there with `agentpost agents list --mesh`; the sender's gateway sends it again with "
         "`agentpost deadletters resend {eventId}`.",
-        "When the agent is added to this gateway.",
+        "When a gateway hosts the agent.",
     ),
     IncidentKind.SLA_MISSED: IncidentMeaning(
         "A message was accepted, and no outcome arrived in time.",
