@@ -6,7 +6,7 @@ except for mirrors: there it is whatever every reader has, and beyond the retent
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -81,6 +81,7 @@ class Kept(Struct, frozen=True, kw_only=True):
     settled: int = 0
     mirrored: int = 0
     payloads: int = 0
+    records: int = 0
 
 
 class Keeper:
@@ -103,6 +104,8 @@ class Keeper:
         self._policy = policy or DeliveryPolicy()
         self._copies = copies
         self._readers = readers
+        # Called after records were pruned: what tells of them may be over.
+        self.on_records_pruned: Callable[[], Awaitable[None]] | None = None
         self._held_after: Callable[[str, str], int | None] = lambda _node_id, _epoch: None
         self._tasks = TaskOwner("keeper")
         self._changed = asyncio.Event()
@@ -135,7 +138,7 @@ class Keeper:
 
     async def keep(self) -> Kept:
         """One round: both streams, what has ended, the mirrors, and payloads, until there is nothing more to prune."""
-        kept = await self._compact(Kept())
+        kept = replace(await self._compact(Kept()), records=await self._prune_records())
         settled = await self._prune_settled()
         mirrored = 0
         for mirror in self._store.mirrors():
@@ -180,6 +183,17 @@ class Keeper:
             settled += count
         return settled
 
+    async def _prune_records(self) -> int:
+        """Incidents, invites, sessions and the like that have ended, and idempotency keys that have expired."""
+        now_ms = self._clock.now_ms()
+        before_ms = now_ms - self._policy.record_retention_seconds * 1000
+        pruned = 0
+        while count := await self._store.prune_records(now_ms=now_ms, before_ms=before_ms, limit=_STEP):
+            pruned += count
+        if self.on_records_pruned is not None:
+            await self.on_records_pruned()
+        return pruned
+
     async def _prune_payloads(self) -> int:
         payloads, after_sha256 = 0, ""
         while True:
@@ -215,12 +229,13 @@ class Keeper:
                 continue
             if kept != Kept():
                 _log.info(
-                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d, payloads %d",
+                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d, payloads %d, records %d",
                     kept.outbox_events,
                     kept.inbox_events,
                     kept.settled,
                     kept.mirrored,
                     kept.payloads,
+                    kept.records,
                 )
 
     # Copies in the room
