@@ -308,6 +308,24 @@ async def test_a_reader_that_confirms_is_not_left_however_long_it_is_quiet(world
     assert pipe.left.session.refusal is pipe.right.session.refusal is None
 
 
+@pytest.mark.req("PIPE-1", "CUR-1")
+async def test_a_reader_that_is_never_done_and_gets_on_is_not_left(world: World) -> None:
+    """On a busy link something is always under way. What counts is that the reader confirms more and more."""
+    a, _ = await _two(world)
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+    await hand(session, encode_frame(Credit(source="node-a", through_seq=0, bytes=1_000_000)))
+    for seq in range(1, 12):
+        await a.send("bob")
+        assert len(_events(session.frames_to_send())) == 1
+        await hand(session, encode_frame(Credit(source="node-a", through_seq=seq - 1, bytes=1_000_000)))
+        world.clock.advance(20_000)
+        await hand(session, encode_frame(Pong()))
+        await session.tick()
+        assert session.refusal is None
+
+
 @pytest.mark.req("PIPE-1")
 async def test_a_reader_that_gives_no_credit_stops_the_feed(world: World) -> None:
     """No more is under way than the reader has room for, however much there is to send."""
@@ -454,6 +472,20 @@ async def test_of_two_feeds_of_one_reader_the_slower_counts(world: World) -> Non
         await a.store.append([], changes=[change])
     await a.store.compact(a.store.watermarks(now_ms=world.clock.now_ms(), retention_events=0))
     assert a.store.read_outbox(0).floor_seq == 5
+
+
+@pytest.mark.req("CUR-5", "PIPE-7")
+async def test_a_reader_has_read_no_more_than_it_was_sent(world: World) -> None:
+    """What it says beyond that counts for nothing, and nothing is pruned for it."""
+    a, _ = await _two(world)
+    for _ in range(5):
+        await a.send("bob")
+    session = a.hub.open("node-b", on_wake=lambda: None)
+    await hand(session, encode_frame(Hello(node="node-b", epoch="epoch_1", version="1.0")))
+    await hand(session, encode_frame(Subscribe(source="node-a", after_seq=0, after_chain=CHAIN_START)))
+    await hand(session, encode_frame(Credit(source="node-a", through_seq=4, bytes=0)))
+    (noted,) = a.store.subscribers()
+    assert noted.last_seq == 0
 
 
 @pytest.mark.req("CUR-2", "CUR-1")

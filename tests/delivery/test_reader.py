@@ -1,5 +1,6 @@
 """What a reader takes, and what it refuses: forged events, ACKs and heads, other epochs, gaps."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,6 +16,7 @@ from agentpost.protocol.heads import chain_over
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import AckType
 from agentpost.protocol.snapshot import NodeTier
+from agentpost.store.values import CHAIN_START, Acceptance, Accepted
 from agentpost.testing import MemoryStore, a_message, a_reply, an_ack
 from tests.delivery.linking import Node, Pipe, World, a_batch, hand, settle
 
@@ -301,6 +303,58 @@ async def test_a_peer_that_sends_more_than_it_was_asked_for_is_cut_off(world: Wo
         await flood()
     assert refused.value.code is Code.RATE_LIMITED
     assert session.is_closed
+
+
+@pytest.mark.req("PIPE-1")
+async def test_a_lane_that_never_runs_empty_takes_any_amount(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on the disk leaves room for more: a peer that keeps to its credit can send without an end."""
+    b = world.nodes["node-b"]
+    session = await _session(b, "node-a")
+    accept, gate = b.store.accept, asyncio.Semaphore(0)
+
+    async def accept_when_told(batch: Acceptance) -> Accepted:
+        await gate.acquire()
+        return await accept(batch)
+
+    monkeypatch.setattr(b.store, "accept", accept_when_told)
+    chain = CHAIN_START
+    for seq in range(1, 21):
+        batch = a_batch(
+            world, "node-a", "node-b", [a_message(seq, seq=seq, body="x" * 900_000)], after_seq=seq - 1, chain=chain
+        )
+        chain = chain_over(chain, batch.events)
+        # The next one is here before the one before is on the disk.
+        await session.take(encode_frame(batch))
+        if seq > 1:
+            gate.release()
+            async with asyncio.timeout(30):
+                while len(b.inbox("bob")) < seq - 1:  # noqa: ASYNC110 - the store has no event for this
+                    await asyncio.sleep(0)
+    gate.release()
+    await session.drained()
+    assert session.refusal is None
+    assert len(b.inbox("bob")) == 20
+
+
+@pytest.mark.req("PIPE-1")
+async def test_a_peer_that_repeats_what_is_here_is_cut_off_in_the_end(world: World) -> None:
+    """A batch that brings nothing counts against its sender, however well it is signed; a tick begins anew."""
+    b = world.nodes["node-b"]
+    session = await _session(b, "node-a")
+    batch = encode_frame(a_batch(world, "node-a", "node-b", [a_message(1, seq=1, body="x" * 800_000)]))
+
+    async def repeat(times: int) -> None:
+        for _ in range(times):
+            await hand(session, batch)
+
+    for _ in range(3):
+        # Together they would be too many.
+        await repeat(50)
+        await session.tick()
+    with pytest.raises(Refusal) as refused:
+        await repeat(200)
+    assert refused.value.code is Code.RATE_LIMITED
+    assert b.inbox("bob") == [a_message(1).event_id]
 
 
 @pytest.mark.req("PIPE-1")
