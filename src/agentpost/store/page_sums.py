@@ -12,7 +12,7 @@ import logging
 import os
 import struct
 from array import array
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -110,14 +110,12 @@ class PageSums:
             for at in range(noted, length, _READ_AT_ONCE):
                 count = min(_READ_AT_ONCE, length - at)
                 frames = memoryview(os.pread(fd, count * frame_bytes, _LOG_HEADER_BYTES + at * frame_bytes))
-                # What stands further on counts.
-                last = {
-                    int.from_bytes(frames[start : start + 4], "big"): start + _FRAME_HEADER_BYTES
-                    for start in range(0, len(frames), frame_bytes)
-                }
-                for page, start in last.items():
-                    pages[page] = page_sum(frames[start : start + self._page_bytes])
-        self._set(pages.items())
+                # A frame begins with the number of its page. What stands further on counts.
+                numbers = (page for (page,) in struct.iter_unpack(f">I{frame_bytes - 4}x", frames))
+                last = dict(zip(numbers, range(_FRAME_HEADER_BYTES, len(frames), frame_bytes), strict=True))
+                end = self._page_bytes
+                pages |= {page: page_sum(frames[start : start + end]) for page, start in last.items()}
+        self._set(pages)
         self._noted = (salts, length)
         return list(pages)
 
@@ -134,14 +132,15 @@ class PageSums:
             self._filled_through = page
             if page <= self._fill_through:
                 missing.append(page)
-        self._set((page, page_sum(content)) for page, content in self._database.read_pages(missing))
+        self._set({page: page_sum(content) for page, content in self._database.read_pages(missing)})
         return missing
 
-    def _set(self, sums: Iterable[tuple[int, int]]) -> None:
-        for page, total in sums:
-            if page > len(self._sums):
-                self._sums.extend([_NONE] * (page - len(self._sums)))
-            self._sums[page - 1] = total
+    def _set(self, sums: Mapping[int, int]) -> None:
+        kept = self._sums
+        if (more := max(sums, default=0) - len(kept)) > 0:
+            kept.extend(array("I", bytes(more * kept.itemsize)))
+        for page, total in sums.items():
+            kept[page - 1] = total
 
     def _write(self, changed: list[int]) -> None:
         fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
