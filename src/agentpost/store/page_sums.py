@@ -9,6 +9,7 @@ not its sums. Pages without one, of a file that came without sums, get theirs li
 
 import contextlib
 import logging
+import mmap
 import os
 import struct
 from array import array
@@ -33,6 +34,7 @@ _NONE: Final = 0
 _FILLED_AT_ONCE: Final = 2_048
 _LOG_HEADER_BYTES: Final = 32
 _FRAME_HEADER_BYTES: Final = 24
+# How many pages of the file a check reads at once.
 _READ_AT_ONCE: Final = 1_024
 
 
@@ -41,6 +43,7 @@ def sums_file(database: Path) -> Path:
 
 
 def page_sum(content: bytes | memoryview) -> int:
+    """Never 0, which says that a page has no sum."""
     return crc32(content) or 1
 
 
@@ -103,18 +106,17 @@ class PageSums:
         """Give the pages of the log their sums; gives which they are."""
         frame_bytes = _FRAME_HEADER_BYTES + self._page_bytes
         length = self._database.log_length()
-        pages: dict[int, int] = {}
         with _opened(self._log) as fd:
             salts = _salts_of(fd)
-            noted = self._noted[1] if self._noted[0] == salts else 0
-            for at in range(noted, length, _READ_AT_ONCE):
-                count = min(_READ_AT_ONCE, length - at)
-                frames = memoryview(os.pread(fd, count * frame_bytes, _LOG_HEADER_BYTES + at * frame_bytes))
+            begin = _LOG_HEADER_BYTES + frame_bytes * (self._noted[1] if self._noted[0] == salts else 0)
+            end = _LOG_HEADER_BYTES + frame_bytes * length
+            # Mapped, because of most frames only the header is looked at. Nobody but this process shortens the log.
+            with mmap.mmap(fd, end, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as log, log[begin:end] as frames:
                 # A frame begins with the number of its page. What stands further on counts.
                 numbers = (page for (page,) in struct.iter_unpack(f">I{frame_bytes - 4}x", frames))
                 last = dict(zip(numbers, range(_FRAME_HEADER_BYTES, len(frames), frame_bytes), strict=True))
-                end = self._page_bytes
-                pages |= {page: page_sum(frames[start : start + end]) for page, start in last.items()}
+                pieces = map(slice, last.values(), (start + self._page_bytes for start in last.values()))
+                pages = dict(zip(last, map(page_sum, map(frames.__getitem__, pieces)), strict=True))
         self._set(pages)
         self._noted = (salts, length)
         return list(pages)
