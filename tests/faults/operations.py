@@ -1,18 +1,21 @@
 """What a gateway does to its store, with ids and times that are the same in every run: the operations of scenarios."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from msgspec.structs import replace
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.errors import Code
+from agentpost.protocol.heads import OutboxHead, encode_head, next_chain
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.lifecycle import DeliverySignal, DeliveryState
 from agentpost.protocol.payloads import Kind
 from agentpost.store.blobs import SealedBlob
 from agentpost.store.sqlite import SqliteStore
 from agentpost.store.values import (
+    CHAIN_START,
     Acceptance,
     Accepted,
     Appended,
@@ -322,17 +325,19 @@ def accept_with_gap() -> Operation:
 
 def keep_mirror(after: int, through: int, *, is_known: bool = False) -> Operation:
     """PIPE-9: a batch of another outbox, with its head. What is known already changes nothing."""
-    events = [words.message(400 + seq, node=PEER, seq=seq, size=600) for seq in range(after + 1, through + 1)]
+    events = [words.message(400 + seq, node=PEER, seq=seq, size=600) for seq in range(1, through + 1)]
+    chains = list(accumulate(map(encode_event, events), next_chain, initial=CHAIN_START))
+    head = OutboxHead(node_id=PEER, epoch=EPOCH, seq=through, chain=chains[-1], streams={})
     batch = MirrorBatch(
         source_node_id=PEER,
         epoch=EPOCH,
         after_seq=after,
         through_seq=through,
         events=tuple(
-            MirrorEvent(seq=event.seq, chain=bytes([event.seq]) * 32, raw=encode_event(event), to_nodes=event.to_nodes)
-            for event in events
+            MirrorEvent(seq=event.seq, chain=chains[event.seq], raw=encode_event(event), to_nodes=event.to_nodes)
+            for event in events[after:]
         ),
-        head=b"head %d" % through,
+        head=encode_head(head),
         signature=bytes(64),
         at_ms=NOW_MS,
     )
@@ -343,7 +348,7 @@ def keep_mirror(after: int, through: int, *, is_known: bool = False) -> Operatio
         assert position.last_seq >= through
         if is_known:
             return
-        assert (position.last_seq, position.last_chain) == (through, bytes([through]) * 32)
+        assert (position.last_seq, position.last_chain) == (through, chains[-1])
         for part in (store.read_mirror(PEER, NODE, after), store.read_whole_mirror(PEER, after)):
             assert part is not None
             assert (part.through_seq, part.head) == (through, batch.head)

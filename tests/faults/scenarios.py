@@ -289,7 +289,7 @@ ALTER TABLE deliveries ADD COLUMN lane TEXT NOT NULL DEFAULT '';
 UPDATE deliveries SET lane = to_node_id || '/' || to_agent_id;
 CREATE TABLE lengths (event_id TEXT PRIMARY KEY, bytes INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO lengths SELECT event_id, length(body) FROM outbox;
-UPDATE inbox SET body = zeroblob(length(body)), received_at_ms = received_at_ms + 1;
+UPDATE inbox SET received_at_ms = received_at_ms + 1, sum = NULL;
 """
 
 

@@ -1,22 +1,30 @@
 """The lake of running gateways: it grows by itself, holds back pruning, and says how far it is."""
 
+import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from agentpost.config import CONFIG_FILE, load_settings
+from agentpost.config import CONFIG_FILE, Settings, load_settings
 from agentpost.delivery.keeping import Keeper
+from agentpost.delivery.messages import SendRequest
 from agentpost.delivery.policy import DeliveryPolicy
-from agentpost.delivery.ports import Wakeups
+from agentpost.delivery.ports import Content, Wakeups
+from agentpost.edges.runtimes.registry import make_runtime
+from agentpost.gateway import Gateway
 from agentpost.lake.place import open_lake
 from agentpost.lake.segments import is_vouched_for, manifests, outboxes
 from agentpost.lake.settings import LakeSettings
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.snapshot import NodeTier
 from agentpost.store.values import Subscriber
-from agentpost.testing import START_MS, FakeClock, FixedRoom, a_message
+from agentpost.testing import START_MS, FakeClock, FixedRoom, SeededChance, a_message
 from tests.edges.mailing import three_machines
 from tests.edges.meshing import eventually
 from tests.edges.running import agentpost, running_gateway
@@ -209,3 +217,90 @@ def test_a_gateway_without_a_lake_loads_no_pyarrow() -> None:
         "make_app(); print('pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@asynccontextmanager
+async def a_gateway(home: Path, lake: Path) -> AsyncIterator[Gateway]:
+    """A whole gateway, by itself, that keeps nothing longer than it must."""
+    settings = Settings(
+        home=home,
+        node_id="vps-jane",
+        tier=NodeTier.BACKBONE,
+        lake=LakeSettings(path=str(lake)),
+        delivery=DeliveryPolicy(retention_events=0),
+    )
+    gateway = Gateway(settings, clock=FakeClock(), chance=SeededChance(1))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+async def say(gateway: Gateway, count: int, *, first: int) -> int:
+    """Append events that name no other gateway; gives where the outbox ends then."""
+    node_id = gateway.store.node_id
+    await gateway.store.append([a_message(number, source_node_id=node_id) for number in range(first, first + count)])
+    return gateway.store.head().seq
+
+
+def floor_of(gateway: Gateway) -> int:
+    return gateway.store.read_outbox(0, limit=1).floor_seq
+
+
+@pytest.mark.req("PIPE-7", "OBS-4")
+async def test_a_gateway_prunes_behind_its_export_round_after_round(tmp_path: Path) -> None:
+    """Export, prune, export, prune: each round ends where the lake does, and never beyond."""
+    async with a_gateway(tmp_path / "home", tmp_path / "lake") as gateway:
+        assert gateway.lake is not None
+        through = 0
+        for turn in range(3):
+            last_seq = await say(gateway, 15, first=100 * (turn + 1))
+            await gateway.engine.keeper.keep()
+            assert floor_of(gateway) == through
+            await gateway.lake.export(now=True)
+            through = gateway.lake.held_after("vps-jane", gateway.store.epoch)
+            assert through == last_seq
+            # What is said after the export is not in the lake yet.
+            await say(gateway, 5, first=100 * (turn + 1) + 50)
+            await gateway.engine.keeper.keep()
+            assert floor_of(gateway) == through
+
+
+@pytest.mark.req("PIPE-7", "OBS-4")
+async def test_a_gateway_whose_lake_is_away_prunes_nothing_of_its_outbox(tmp_path: Path) -> None:
+    """With a retention of nothing at all, what the lake cannot take stays, also over a restart."""
+    (tmp_path / "lake").write_text("no directory")
+    for turn in range(2):
+        async with a_gateway(tmp_path / "home", tmp_path / "lake") as gateway:
+            assert gateway.lake is not None
+            await say(gateway, 15, first=100 * (turn + 1))
+            with contextlib.suppress(Refusal):
+                await gateway.lake.export(now=True)
+            await gateway.engine.keeper.keep()
+            assert floor_of(gateway) == 0
+            assert gateway.store.head().seq == 15 * (turn + 1)
+
+
+@pytest.mark.req("PIPE-7")
+async def test_a_gateway_by_itself_prunes_its_outbox(tmp_path: Path) -> None:
+    """Agents of one machine write to each other; what they have read goes, without a peer that says so."""
+    settings = Settings(home=tmp_path / "home", node_id="vps-jane", delivery=DeliveryPolicy(retention_events=0))
+    clock = FakeClock()
+    gateway = Gateway(settings, clock=clock, chance=SeededChance(1), runtimes=make_runtime)
+    await gateway.start()
+    try:
+        for agent_id in ("ada", "bob"):
+            await gateway.engine.agents.add(agent_id, "pull")
+        for number in range(6):
+            await gateway.engine.publisher.send(
+                SendRequest(source_agent_id="ada", to_agents=("bob",), content=Content(body=f"{number}"))
+            )
+        # The deliveries are accepted a moment later, when the gateway has read its own answers.
+        async with asyncio.timeout(30):
+            while floor_of(gateway) < 6:
+                await gateway.engine.keeper.keep()
+                await asyncio.sleep(0.01)
+        assert gateway.store.backlog_size("bob") == 6
+    finally:
+        await gateway.stop()

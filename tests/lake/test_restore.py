@@ -207,6 +207,17 @@ async def test_old_mail_is_not_offered_again(mesh: Mesh) -> None:
         await store.close()
 
 
+@pytest.mark.req("OBS-11", "RTY-3")
+async def test_mail_that_its_readers_have_forgotten_is_not_offered_again(mesh: Mesh) -> None:
+    """A lake that is older than the ledgers remember: of it only what nobody accepted comes back, as a new send."""
+    await mesh.lose()
+    policy = DeliveryPolicy()
+    for after_seconds, first_seq in ((0, 1), (policy.offered_again_seconds + 60, 9)):
+        found, store = mesh.restore(policy=policy, after_ms=round(after_seconds * 1000))
+        await store.close()
+        assert found.first_seq == first_seq
+
+
 @pytest.mark.req("OBS-11", "PIPE-8")
 async def test_mail_before_a_hole_in_the_lake_is_sent_again(mesh: Mesh) -> None:
     """A segment is missing: the restore says which events that are, and loses nothing that nobody had accepted."""

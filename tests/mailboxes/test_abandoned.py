@@ -81,6 +81,21 @@ async def test_only_what_is_still_handed_out_is_given_back(kind: str, file: File
     assert [each.msg_id for each in await mailbox.dequeue_many("bob", 9)] == ["m1", "m5"]
 
 
+@pytest.mark.req("MBX-4", "MBX-6")
+@pytest.mark.parametrize("kind", ["file", "memory"])
+async def test_a_late_undo_leaves_the_next_hand_over_alone(kind: str, file: FileMailbox, clock: FakeClock) -> None:
+    """A hand-over times out, the message is handed out again, and only then is the first one given back."""
+    mailbox: ServedMailbox = file if kind == "file" else MemoryMailbox(clock=clock)
+    await mailbox.enqueue(message("m1"))
+    assert [each.attempt for each in await mailbox.dequeue_many("bob", 1)] == [0]
+    clock.advance(10 * 60_000)
+    assert [each.attempt for each in await mailbox.dequeue_many("bob", 1)] == [1]
+    await mailbox.give_back("bob", {"m1": 0})
+    assert await seen(mailbox) == [("m1", "in_flight", 1)]
+    await mailbox.ack("bob", "m1")
+    assert await seen(mailbox) == []
+
+
 @pytest.mark.req("MBX-4")
 async def test_a_cancelled_dequeue_takes_nothing(file: FileMailbox) -> None:
     """Whenever its caller is cancelled, either the caller has the message or it is pending."""

@@ -13,6 +13,7 @@ import pytest
 from agentpost.mailbox import worker
 from agentpost.mailbox.file import FileMailbox
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.store.database import Database, FileKind
 from agentpost.testing import FakeClock
 from tests.faults.disk import Disk, Fault, Keep, Point
 from tests.mailboxes.building import message
@@ -183,3 +184,25 @@ async def test_a_mailbox_stops_for_good_when_the_disk_fails(tmp_path: Path, bloc
         assert len(disk.points) == writes
         async with FileMailbox.open(tmp_path / FILE, clock=FakeClock(), blocking=blocking, vfs=disk.name) as mailbox:
             assert (await mailbox.enqueue(message("m3"))).queued
+
+
+@pytest.mark.req("MBX-9", "PIPE-3")
+async def test_an_enqueue_that_shares_a_commit_with_a_dequeue_is_synced(tmp_path: Path) -> None:
+    """A commit waits for the disk if one of those who share it must last, whatever the others need."""
+    async with FileMailbox.open(tmp_path / FILE, clock=FakeClock(), blocking=True) as mailbox:
+        await mailbox.enqueue_many([message("m1"), message("m2"), message("m3")])
+    with Disk() as disk:
+        async with FileMailbox.open(tmp_path / FILE, clock=FakeClock(), vfs=disk.name) as mailbox:
+            # Another process has its turn: what is asked for meanwhile shares the next commit.
+            other = Database.open_shared(tmp_path / FILE, FileKind.MAILBOX, busy_timeout_ms=1_000, vfs=disk.name)
+            other.begin()
+            first = asyncio.ensure_future(mailbox.dequeue("bob"))
+            await asyncio.sleep(0.05)
+            together = asyncio.gather(mailbox.dequeue("bob"), mailbox.enqueue(message("m4")), mailbox.dequeue("bob"))
+            await asyncio.sleep(0.05)
+            other.rollback()
+            other.abandon()
+            await asyncio.gather(first, together)
+            disk.survive(tmp_path / "back", keep=Keep.NOTHING)
+    async with FileMailbox.open(tmp_path / "back" / FILE, clock=FakeClock(), blocking=True) as mailbox:
+        assert "m4" in {each.msg_id for each in await mailbox.peek("bob")}

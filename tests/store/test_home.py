@@ -229,3 +229,26 @@ def test_a_home_that_cannot_be_made_is_to_be_named_elsewhere() -> None:
     with refused(Code.HOME_UNSAFE) as caught:
         Home(Path("/proc/agentpost/vps-jane")).prepare()
     assert "--home" in caught.value.hint
+
+
+def test_a_lock_that_is_a_link_is_refused(home: Path, tmp_path: Path) -> None:
+    """A link in the place of the lock leads to a file that the gateway must not write to."""
+    other = tmp_path / "other"
+    other.write_text("of another program")
+    (home / "gateway.lock").symlink_to(other)
+    with refused(Code.HOME_UNSAFE):
+        open_sqlite(home)
+    assert other.read_text() == "of another program"
+    (home / "gateway.lock").unlink()
+    close(open_sqlite(home))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("part", [".", "keys"])
+def test_a_home_of_another_user_is_refused(home: Path, part: str) -> None:
+    """Who owns the directory can put other files into it, whatever its mode says."""
+    close(open_sqlite(home))
+    os.chown(home / part, 12_345, -1)
+    with refused(Code.HOME_UNSAFE) as caught:
+        open_sqlite(home)
+    assert "belongs to another user (uid 12345)" in caught.value.message

@@ -13,15 +13,16 @@ from agentpost.protocol.envelope import Event, SignalEvent
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.payloads import PayloadRef, Signal
 from agentpost.protocol.taskbook import CANCELED_BY, TASK_WITHDRAWN
-from agentpost.store import database
 from agentpost.store.blobs import SealedBlob, seal_blob
+from agentpost.store.database import Database
 from agentpost.store.home import Home
 from agentpost.store.interface import Store
 from agentpost.store.payload_rules import MOST_BYTES_A_STEP, KnownPayload, judge_payloads
-from agentpost.store.queries import migrations
+from agentpost.store.queries import SQL, migrations
 from agentpost.store.values import NamedPayload, PayloadUsage, PrunedPayloads
 from agentpost.testing import START_MS, SeededChance, a_message
 from tests.store.building import (
+    EPOCH,
     NODE,
     PEER,
     PEER_EPOCH,
@@ -314,13 +315,15 @@ def test_a_step_drops_so_many_bytes_and_at_least_one_payload(
 
 
 @pytest.mark.req("PIPE-7")
-async def test_events_of_before_still_need_their_payloads(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_of_before_still_need_their_payloads(home: Path) -> None:
     """A home of an earlier version gets the names from its events, those that wait for their payload included."""
     scripts = migrations()
     before = next(at for at, script in enumerate(scripts) if "CREATE TABLE payload_events" in script)
-    with monkeypatch.context() as patch:
-        patch.setattr(database, "migrations", lambda: scripts[:before])
-        await open_sqlite(home).close()
+    (home / "keys").mkdir(mode=0o700)
+    earlier = Database.open_writer(Home(home).database)
+    earlier.migrate(scripts[:before])
+    earlier.run(SQL.create_gateway, (NODE, EPOCH, 1, bytes(32)))
+    earlier.close()
     others = [seal_blob(b"%d" % number, SeededChance(number).entropy(32)) for number in range(5)]
     tables = ("outbox", "inbox", "dead_letter_events", "task_events")
     connection = apsw.Connection(str(Home(home).database))

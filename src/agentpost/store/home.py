@@ -44,7 +44,15 @@ class Home:
             problem = f"the home {self.path} cannot be made: {error.strerror}"
             raise Refusal(Code.HOME_UNSAFE, problem, hint="Name a directory of yours with --home.") from None
         for directory in (self.path, self.keys):
-            mode = directory.stat().st_mode
+            found = directory.stat()
+            if found.st_uid != os.geteuid():
+                raise Refusal(
+                    Code.HOME_UNSAFE,
+                    f"{directory} belongs to another user (uid {found.st_uid})",
+                    hint=f"Run the gateway as that user, or name a home of yours with --home. To take it over: "
+                    f"sudo chown -R {os.geteuid()} {directory}",
+                )
+            mode = found.st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise Refusal(
                     Code.HOME_UNSAFE,
@@ -62,7 +70,14 @@ class Home:
 
     def lock(self) -> None:
         """Claim the home for this process, until `unlock` or the end of the process, however it ends."""
-        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # A link could lead to the file of another program, which the process id would overwrite.
+            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            problem = f"the lock {self.path / _LOCK} cannot be opened: {error.strerror}"
+            raise Refusal(
+                Code.HOME_UNSAFE, problem, hint="It must be a file of yours. If it is a link, remove it."
+            ) from None
         give_up_at = time.monotonic() + _HEIR_SECONDS
         while not _is_locked(fd):
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()

@@ -9,10 +9,11 @@ not its sums. Pages without one, of a file that came without sums, get theirs li
 
 import contextlib
 import logging
+import mmap
 import os
 import struct
 from array import array
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -33,6 +34,7 @@ _NONE: Final = 0
 _FILLED_AT_ONCE: Final = 2_048
 _LOG_HEADER_BYTES: Final = 32
 _FRAME_HEADER_BYTES: Final = 24
+# How many pages of the file a check reads at once.
 _READ_AT_ONCE: Final = 1_024
 
 
@@ -41,6 +43,7 @@ def sums_file(database: Path) -> Path:
 
 
 def page_sum(content: bytes | memoryview) -> int:
+    """Never 0, which says that a page has no sum."""
     return crc32(content) or 1
 
 
@@ -103,21 +106,18 @@ class PageSums:
         """Give the pages of the log their sums; gives which they are."""
         frame_bytes = _FRAME_HEADER_BYTES + self._page_bytes
         length = self._database.log_length()
-        pages: dict[int, int] = {}
         with _opened(self._log) as fd:
             salts = _salts_of(fd)
-            noted = self._noted[1] if self._noted[0] == salts else 0
-            for at in range(noted, length, _READ_AT_ONCE):
-                count = min(_READ_AT_ONCE, length - at)
-                frames = memoryview(os.pread(fd, count * frame_bytes, _LOG_HEADER_BYTES + at * frame_bytes))
-                # What stands further on counts.
-                last = {
-                    int.from_bytes(frames[start : start + 4], "big"): start + _FRAME_HEADER_BYTES
-                    for start in range(0, len(frames), frame_bytes)
-                }
-                for page, start in last.items():
-                    pages[page] = page_sum(frames[start : start + self._page_bytes])
-        self._set(pages.items())
+            begin = _LOG_HEADER_BYTES + frame_bytes * (self._noted[1] if self._noted[0] == salts else 0)
+            end = _LOG_HEADER_BYTES + frame_bytes * length
+            # Mapped, because of most frames only the header is looked at. Nobody but this process shortens the log.
+            with mmap.mmap(fd, end, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as log, log[begin:end] as frames:
+                # A frame begins with the number of its page. What stands further on counts.
+                numbers = (page for (page,) in struct.iter_unpack(f">I{frame_bytes - 4}x", frames))
+                last = dict(zip(numbers, range(_FRAME_HEADER_BYTES, len(frames), frame_bytes), strict=True))
+                pieces = map(slice, last.values(), (start + self._page_bytes for start in last.values()))
+                pages = dict(zip(last, map(page_sum, map(frames.__getitem__, pieces)), strict=True))
+        self._set(pages)
         self._noted = (salts, length)
         return list(pages)
 
@@ -134,14 +134,15 @@ class PageSums:
             self._filled_through = page
             if page <= self._fill_through:
                 missing.append(page)
-        self._set((page, page_sum(content)) for page, content in self._database.read_pages(missing))
+        self._set({page: page_sum(content) for page, content in self._database.read_pages(missing)})
         return missing
 
-    def _set(self, sums: Iterable[tuple[int, int]]) -> None:
-        for page, total in sums:
-            if page > len(self._sums):
-                self._sums.extend([_NONE] * (page - len(self._sums)))
-            self._sums[page - 1] = total
+    def _set(self, sums: Mapping[int, int]) -> None:
+        kept = self._sums
+        if (more := max(sums, default=0) - len(kept)) > 0:
+            kept.extend(array("I", bytes(more * kept.itemsize)))
+        for page, total in sums.items():
+            kept[page - 1] = total
 
     def _write(self, changed: list[int]) -> None:
         fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
