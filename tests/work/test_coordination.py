@@ -341,13 +341,16 @@ def a_call(mesh: Mesh, caller: str, *, turn_ms: int, term: int) -> SignalEvent:
 async def test_a_term_that_was_heard_counts_before_the_room_has_it(mesh: Mesh) -> None:
     """A call under term 9 came over a link, the room is behind: nobody is followed under less, and the next is 10."""
     a = mesh.nodes["node-a"]
-    now_ms = mesh.clock.now_ms()
+    mesh.board.state = CoordinationState(coordinator="node-a")
+    await a_turn(mesh)
+    assert mesh.board.state.terms == {"node-a": 1}
+    now_ms = mesh.clock.now_ms() + 1
     await a.office.coordination.hear([a_call(mesh, "node-c", turn_ms=now_ms, term=9)])
     followed = a.office.coordination.show().last_sweep
     assert followed is not None
+    assert followed.turn == now_ms
     await a.office.coordination.hear([a_call(mesh, "node-b", turn_ms=now_ms + 1, term=5)])
     assert a.office.coordination.show().last_sweep == followed
-    mesh.board.state = CoordinationState(coordinator="node-a")
     await a_turn(mesh)
     assert mesh.board.state.terms == {"node-a": 10}
 
