@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from agentpost.auth.wire import ExchangeRequest
+from agentpost.auth.wire import CONTROL_ROOM, LINK_ROOM, ExchangeRequest
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import SessionId, parse_id
 from agentpost.protocol.snapshot import NodeTier
@@ -208,6 +208,31 @@ async def test_a_known_node_comes_back_with_its_key_alone(gateway: Gateway, visi
     grant = await gateway.exchange(visitor.request())
     entry = await gateway.redeem(grant.ws_ticket)
     assert (entry.node_id, entry.tier, entry.first_join) == (NODE, NodeTier.BACKBONE, False)
+
+
+@pytest.mark.req("AUTH-8")
+async def test_nodes_may_choose_the_same_nonce(gateway: Gateway, visitor: Visitor) -> None:
+    """A nonce is one node's, and one invite's: that another has used it keeps nobody out."""
+    other = Visitor(gateway, node_id="lab-jane", identity=an_identity(3))
+    for each in (visitor, other):
+        invite = await gateway.invite(each.node_id)
+        await gateway.redeem(await each.ticket(invite.token, nonce="a-nonce-like-any-other"))
+    for each in (visitor, other):
+        assert (await gateway.exchange(each.request(nonce="a-nonce-like-any-other"))).ws_ticket
+        with refused(Code.REPLAY_DETECTED):
+            await gateway.exchange(each.request(nonce="a-nonce-like-any-other"))
+
+
+@pytest.mark.req("AUTH-5", "ROOM-6")
+async def test_a_node_that_has_not_joined_gets_no_ticket_for_links(gateway: Gateway, visitor: Visitor) -> None:
+    """An invite opens the control room alone; mail goes to members, which come back by their key."""
+    invite = await gateway.invite()
+    for rooms in ((LINK_ROOM,), (CONTROL_ROOM, LINK_ROOM)):
+        with refused(Code.ROOM_DENIED):
+            await gateway.exchange(visitor.request(invite.token, requested_rooms=rooms))
+    await gateway.redeem(await visitor.ticket(invite.token))
+    grant = await gateway.exchange(visitor.request(requested_rooms=(CONTROL_ROOM, LINK_ROOM)))
+    assert grant.rooms == (CONTROL_ROOM, LINK_ROOM)
 
 
 @pytest.mark.req("AUTH-7")

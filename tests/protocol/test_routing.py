@@ -151,6 +151,31 @@ def test_mail_waits_for_a_silent_owner_without_a_stand_in(routing: dict[str, Rou
 
 
 @pytest.mark.req("ROUTE-2")
+@pytest.mark.parametrize(
+    ("listening_ms", "owner", "decision"),
+    [
+        (0, NodeRecord(), Decision.WAIT),
+        (STALE_AFTER_MS, NodeRecord(), Decision.WAIT),
+        (STALE_AFTER_MS + 1, NodeRecord(), Decision.FALLBACK),
+        (0, NodeRecord(status=NodeStatus.OFFLINE), Decision.FALLBACK),
+    ],
+    ids=["just started", "still new", "long enough", "said goodbye"],
+)
+def test_an_owner_that_was_not_heard_since_the_start_is_not_silent_yet(
+    listening_ms: int, owner: NodeRecord, decision: Decision
+):
+    """A gateway that has just started gives the owner as long as anybody before a stand-in gets its mail."""
+    snapshot = two_agents(
+        nodes={"n1": owner, "n2": LIVE},
+        routing={"ann": RoutingRule(fallback_node_ids=("n2",), failover=Failover.AT_LEAST_ONCE)},
+        unheard=frozenset({"n1"}),
+        listening_since_ms=NOW_MS - listening_ms,
+    )
+    (recipient,) = route(snapshot, "ann").recipients
+    assert (recipient.decision, recipient.node_id) == (decision, "n2" if decision is Decision.FALLBACK else "n1")
+
+
+@pytest.mark.req("ROUTE-2")
 def test_mail_waits_for_an_owner_the_room_does_not_know_yet():
     """An owner whose node record has not synced yet is treated like one that is asleep."""
     assert route(two_agents(nodes={}), "ann").recipients[0].decision is Decision.WAIT

@@ -1,12 +1,15 @@
 """Every move of a task, allowed and forbidden, as both sides fold it: generated from the states and the kinds."""
 
 from itertools import product
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.envelope import (
     Event,
+    SignalEvent,
     TaskAcceptEvent,
     TaskCompleteEvent,
     TaskCreateEvent,
@@ -16,11 +19,19 @@ from agentpost.protocol.envelope import (
 )
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import TaskId, corr_id_of
-from agentpost.protocol.payloads import TaskAccept, TaskComplete, TaskCreate, TaskFailed, TaskUpdate
-from agentpost.protocol.taskbook import TaskRecord, Verdict, heard, said
+from agentpost.protocol.payloads import (
+    AckType,
+    Signal,
+    TaskAccept,
+    TaskComplete,
+    TaskCreate,
+    TaskFailed,
+    TaskUpdate,
+)
+from agentpost.protocol.taskbook import CANCELED_BY, TASK_WITHDRAWN, TaskRecord, Verdict, heard, said
 from agentpost.protocol.tasks import TASK, TaskState
 from agentpost.protocol.timestamps import format_ms
-from agentpost.testing import START_MS, an_event_id
+from agentpost.testing import START_MS, an_ack, an_event_id
 
 TASK_ID = TaskId("tsk_01JV3Q9A1V7M4R3N8E2W0D6Y5U")
 AT = format_ms(START_MS)
@@ -208,3 +219,153 @@ def test_the_hand_written_list_has_every_arrow_of_the_table() -> None:
         (state, words[signal.value]): path[-1] if path else state for (state, signal), path in TASK.signals.items()
     }
     assert table == {move: end for move, end in ALLOWED.items() if move[1] != "create"}
+
+
+# Second rounds: what an earlier offer, an earlier claim or an earlier word still counts for, which is nothing.
+
+R2: dict[str, Any] = {"number": 2}
+
+
+def withdrawal(offer: Event, *, number: int = 0, canceled: bool = False) -> SignalEvent:
+    """The requester's gateway takes back this offer; with `canceled` the whole task."""
+    details: dict[str, str | int | float | bool | None] = {"taskId": TASK_ID}
+    event = SignalEvent(
+        event_id=an_event_id("withdrawal", offer.event_id, number, canceled),
+        source_node_id=REQUESTER,
+        source_agent_id="gateway",
+        corr_id=offer.corr_id,
+        created_at=AT,
+        payload=Signal(
+            signal=TASK_WITHDRAWN,
+            ref_event_id=offer.event_id,
+            details=details | ({CANCELED_BY: "ada"} if canceled else {}),
+        ),
+    )
+    check(event)
+    return event
+
+
+def at_worker(record: TaskRecord | None, *events: Event) -> TaskRecord:
+    """The record at the worker's gateway after these events, said there or heard."""
+    for event in events:
+        record = fold(record, event, side="worker")
+    assert record is not None
+    return record
+
+
+@pytest.mark.req("TASK-6", "TASK-8")
+def test_a_new_round_begins_anew() -> None:
+    """Of the round before nothing is left: no claim, no worker, no promise, no progress, and no withdrawal."""
+    first, second = an_event("create"), an_event("create", **R2, to=("bob", "cid"))
+    done = at_worker(None, first, an_event("accept"), an_event("update"), withdrawal(first))
+    assert (done.is_withdrawn, done.progress, len(done.claims)) == (True, 50, 1)
+    again = at_worker(done, second)
+    fresh = at_worker(None, second)
+    assert again == replace(fresh, round=2, create_event_id=second.event_id, created_at_ms=done.created_at_ms)
+    assert again.is_work_of("bob", WORKER)
+
+
+@pytest.mark.req("TASK-6")
+@pytest.mark.parametrize("canceled", [False, True])
+def test_a_withdrawal_takes_back_one_offer(canceled: bool) -> None:
+    """One of the offer before, heard late, does not close the present one; that of the present one does."""
+    first, second = an_event("create"), an_event("create", **R2)
+    record = at_worker(None, first, second)
+    assert at_worker(record, withdrawal(first, canceled=canceled)) == record
+    closed = at_worker(record, withdrawal(second, canceled=canceled))
+    assert (closed.is_open, closed.is_canceled) == (False, canceled)
+    with pytest.raises(Refusal):
+        at_worker(closed, an_event("accept", number=3))
+
+
+@pytest.mark.req("TASK-6")
+def test_a_verdict_counts_once() -> None:
+    """A claim that was lost is not won later, one that was won is lost if its requester gave the task away."""
+    offer = an_event("create", to=("bob", "cid"))
+    claim = an_event("accept")
+    pending = at_worker(None, offer, claim)
+    won = an_ack(claim, AckType.PROCESSED, by_agent_id="ada", by_node_id=REQUESTER)
+    lost = an_ack(claim, AckType.FAILED_TERMINAL, by_agent_id="ada", by_node_id=REQUESTER)
+    verdicts = [at_worker(pending, *answers).claims[-1].verdict for answers in ((won,), (lost,), (lost, won))]
+    assert verdicts == [Verdict.WON, Verdict.LOST, Verdict.LOST]
+    after = at_worker(pending, lost, won)
+    assert (after.accepted_by_agent_id, after.is_work_of("bob", WORKER)) == (None, False)
+    assert at_worker(pending, won, won) == at_worker(pending, won)
+    given_away = at_worker(pending, won, lost)
+    assert (given_away.is_withdrawn, given_away.is_work_of("bob", WORKER)) == (True, False)
+
+
+@pytest.mark.req("TASK-6")
+def test_who_has_lost_claims_again_in_the_next_round_alone() -> None:
+    """A second claim of one round is refused, pending or lost; a new offer is open to it again."""
+    offer, again = an_event("create", to=("bob", "cid")), an_event("create", **R2, to=("bob", "cid"))
+    claim, second = an_event("accept"), an_event("accept", number=1)
+    pending = at_worker(None, offer, claim)
+    lost = at_worker(pending, an_ack(claim, AckType.FAILED_TERMINAL, by_agent_id="ada", by_node_id=REQUESTER))
+    for record in (pending, lost):
+        with pytest.raises(Refusal) as caught:
+            at_worker(record, second)
+        assert caught.value.code is Code.INVALID_TRANSITION
+    assert at_worker(lost, again, second).claims[-1].verdict is Verdict.PENDING
+    answer = an_ack(claim, AckType.PROCESSED, by_agent_id="ada", by_node_id=REQUESTER)
+    assert at_worker(lost, again, answer).claims == (), "an answer to a claim of the round before"
+
+
+@pytest.mark.req("TASK-5")
+def test_a_canceled_task_is_not_offered_again() -> None:
+    """Nor canceled twice, nor by an offer that is not the present one."""
+    first, second = an_event("create"), an_event("create", **R2)
+    record = said(said(None, first, at_ms=START_MS), second, at_ms=START_MS)
+    with pytest.raises(Refusal):
+        said(record, withdrawal(first, canceled=True), at_ms=START_MS)
+    canceled = said(record, withdrawal(second, canceled=True), at_ms=START_MS)
+    for event in (an_event("create", number=3), withdrawal(second, canceled=True, number=1)):
+        with pytest.raises(Refusal) as caught:
+            said(canceled, event, at_ms=START_MS)
+        assert caught.value.code is Code.INVALID_TRANSITION
+
+
+@pytest.mark.req("TASK-6", "RTY-7")
+def test_an_offer_that_is_sent_again_takes_the_task_from_nobody() -> None:
+    """Only the present offer goes again, and only while no agent has the task."""
+    first, second = an_event("create"), an_event("create", **R2)
+    record = said(said(None, first, at_ms=START_MS), second, at_ms=START_MS)
+
+    def resent(offer: Event) -> Event:
+        again = an_event("create", number=9)
+        return replace(again, trace=replace(again.trace, instead_of=offer.event_id))
+
+    assert said(record, resent(second), at_ms=START_MS).round == 3
+    with pytest.raises(Refusal):
+        said(record, resent(first), at_ms=START_MS)
+    taken = heard(record, an_event("accept"), at_ms=START_MS, node_id=REQUESTER)
+    with pytest.raises(Refusal):
+        said(taken, resent(second), at_ms=START_MS)
+
+
+@pytest.mark.req("RTY-7")
+def test_what_is_said_again_is_what_was_said_last() -> None:
+    """Progress that was overtaken, an end that was not the end and a claim that was lost are not said again."""
+    offer, claim = an_event("create", to=("bob", "cid")), an_event("accept")
+    won = an_ack(claim, AckType.PROCESSED, by_agent_id="ada", by_node_id=REQUESTER)
+    working = at_worker(None, offer, claim, won, an_event("update"))
+
+    def again(event: Event, number: int = 9) -> Event:
+        kind = {"accept": "accept", "update": "update", "complete": "complete"}[event.kind.removeprefix("task_")]
+        made = an_event(kind, number=number)
+        return replace(made, trace=replace(made.trace, instead_of=event.event_id))
+
+    assert at_worker(working, again(an_event("update"))) == working
+    further = an_event("update", number=1)
+    further = replace(further, payload=replace(further.payload, progress=90))
+    with pytest.raises(Refusal):
+        at_worker(working, further, again(an_event("update")))
+    done = at_worker(working, an_event("complete"))
+    assert at_worker(done, again(an_event("complete"))).end_event_id == again(an_event("complete")).event_id
+    with pytest.raises(Refusal):
+        at_worker(done, again(an_event("complete", number=5)))
+    lost = at_worker(
+        None, offer, claim, an_ack(claim, AckType.FAILED_TERMINAL, by_agent_id="ada", by_node_id=REQUESTER)
+    )
+    with pytest.raises(Refusal):
+        at_worker(lost, again(claim))

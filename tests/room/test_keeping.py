@@ -185,6 +185,20 @@ def test_silence_counts_from_the_last_word_or_the_own_start() -> None:
     assert presence.silent_since_ms(EDGE) == presence.last_seen_ms(EDGE) == clock.now_ms() - 10_000
 
 
+@pytest.mark.req("ROUTE-2")
+def test_the_router_knows_who_was_not_heard_since_the_start() -> None:
+    """Until its first heartbeat a node is unheard; one that left again was heard."""
+    clock = FakeClock()
+    room = a_populated_room(clock=clock)
+    started_ms = clock.now_ms()
+    clock.advance(5_000)
+    assert EDGE in room.snapshot().unheard
+    assert room.snapshot().listening_since_ms == started_ms
+    room.presence.heard(EDGE)
+    room.presence.left(EDGE)
+    assert EDGE not in room.snapshot().unheard
+
+
 def test_heartbeats_tell_how_far_a_clock_is_off() -> None:
     """The quickest of the last three counts, one alone says nothing, and a step of the own clock begins anew."""
     clock = FakeClock()

@@ -331,6 +331,59 @@ async def test_the_sweep_goes_on_when_the_coordinator_dies(mesh: Mesh) -> None:
     assert again is None, "a turn is swept once"
 
 
+def a_call(mesh: Mesh, caller: str, *, turn_ms: int, term: int) -> SignalEvent:
+    """A call for a sweep, as another gateway says it."""
+    details: dict[str, str | int | float | bool | None] = {"turn": turn_ms, "term": term, "every": 60}
+    return mesh.nodes[caller].engine.maker.signal(SWEEP, to_nodes=("node-a",), details=details)
+
+
+@pytest.mark.req("OPS-4")
+async def test_a_term_that_was_heard_counts_before_the_room_has_it(mesh: Mesh) -> None:
+    """A call under term 9 came over a link, the room is behind: nobody is followed under less, and the next is 10."""
+    a = mesh.nodes["node-a"]
+    mesh.board.state = CoordinationState(coordinator="node-a")
+    await a_turn(mesh)
+    assert mesh.board.state.terms == {"node-a": 1}
+    now_ms = mesh.clock.now_ms() + 1
+    await a.office.coordination.hear([a_call(mesh, "node-c", turn_ms=now_ms, term=9)])
+    followed = a.office.coordination.show().last_sweep
+    assert followed is not None
+    assert followed.turn == now_ms
+    await a.office.coordination.hear([a_call(mesh, "node-b", turn_ms=now_ms + 1, term=5)])
+    assert a.office.coordination.show().last_sweep == followed
+    await a_turn(mesh)
+    assert mesh.board.state.terms == {"node-a": 10}
+
+
+@pytest.mark.req("OPS-4")
+async def test_calls_that_waited_for_a_gateway_that_slept_are_not_followed(mesh: Mesh) -> None:
+    """It was away for an hour: of sixty calls only those of the last turns count."""
+    a = mesh.nodes["node-a"]
+    now_ms = mesh.clock.now_ms()
+    followed: list[int] = []
+    for minutes in (60, 4, 3, 2, 1, 0):
+        before = a.office.coordination.show().last_sweep
+        await a.office.coordination.hear([a_call(mesh, "node-c", turn_ms=now_ms - minutes * MINUTE, term=1)])
+        if a.office.coordination.show().last_sweep != before:
+            followed.append(minutes)
+    assert followed == [2, 1, 0]
+
+
+@pytest.mark.req("OPS-4")
+async def test_a_turn_is_called_once(mesh: Mesh) -> None:
+    """A leader that looks twice within a turn, or starts again within it, calls nobody a second time."""
+    a = mesh.nodes["node-a"]
+    mesh.board.state = CoordinationState(coordinator="node-a")
+    await a_turn(mesh)
+    assert await a.office.coordination.tick() is None
+    await a.engine.close()
+    a.wake_up()
+    assert await a.office.coordination.tick() is None
+    calls = [each for each in a.outbox() if isinstance(each, SignalEvent) and each.payload.signal == SWEEP]
+    assert len(calls) == 1
+    assert mesh.board.state.terms == {"node-a": 1}
+
+
 @pytest.mark.req("OPS-4")
 async def test_two_that_began_with_the_same_term_do_not_share_it(mesh: Mesh) -> None:
     """Gateways that led before they had met have the same number; whoever leads next takes a higher one."""

@@ -53,6 +53,9 @@ async def test_mail_that_was_accepted_before_its_agent_was_removed_ends_as_no_ro
         assert (has_failed(end), end.reason) == (True, "no_route")
     assert b.open_mail("bob") == []
     assert open_incidents(b, "no_route") == ["bob"]
+    reports = [a.engine.sealer.open(event).subject for event in a.open_mail("ada")]
+    assert reports == ["Not handled by bob: no_route"] * 3, "their sender has it in the inbox"
+    assert len(await a.engine.dead_letters.list(actor="op")) == 3, "and can send them again"
     entry = b.store.ledger_entry(fetched.event_id, "bob")
     assert entry is not None
     assert (entry.state, entry.error) == (LedgerState.SETTLED, "bob was removed from node-b")

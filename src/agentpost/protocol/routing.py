@@ -236,7 +236,7 @@ def _place(agent_id: str, room: RoomSnapshot, *, now_ms: float, stale_after_ms: 
         return placed(None, Decision.UNROUTABLE)
     if is_live(room.nodes.get(owner_node_id), now_ms, stale_after_ms):
         return placed(owner_node_id, Decision.OWNER)
-    if rule is not None:
+    if rule is not None and not _may_still_be_heard(owner_node_id, room, now_ms, stale_after_ms):
         # ROUTE-2: the first in the rule's order that is live and has what the agent needs.
         needed = frozenset(rule.requires_capabilities)
         for node_id in rule.fallback_node_ids:
@@ -244,6 +244,13 @@ def _place(agent_id: str, room: RoomSnapshot, *, now_ms: float, stale_after_ms: 
             if node is not None and is_live(node, now_ms, stale_after_ms) and needed.issubset(node.capabilities):
                 return placed(node_id, Decision.FALLBACK)
     return placed(owner_node_id, Decision.WAIT)
+
+
+def _may_still_be_heard(node_id: str, room: RoomSnapshot, now_ms: float, stale_after_ms: float) -> bool:
+    """Whether this gateway has not listened for long enough to call the node silent. A node that said goodbye is."""
+    node = room.nodes.get(node_id)
+    is_new_to_us = node_id in room.unheard and now_ms - room.listening_since_ms <= stale_after_ms
+    return is_new_to_us and node is not None and node.status is not NodeStatus.OFFLINE
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -164,7 +164,8 @@ class CapabilityIndex(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 class RoomSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything a routing decision may depend on, keyed as in the room. Nothing in here changes.
 
-    The two versions name the policy that this snapshot is; events carry them (ROUTE-9).
+    The two versions name the policy that this snapshot is; events carry them (ROUTE-9). `unheard` are the nodes whose
+    heartbeat has not come since this gateway began to listen, at `listening_since_ms`.
     """
 
     routing_policy_version: str
@@ -174,3 +175,5 @@ class RoomSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     routing: Mapping[str, RoutingRule] = msgspec.field(default_factory=dict[str, RoutingRule])
     catalog: Mapping[str, CapabilityRecord] = msgspec.field(default_factory=dict[str, CapabilityRecord])
     index: Mapping[str, CapabilityIndex] = msgspec.field(default_factory=dict[str, CapabilityIndex])
+    unheard: frozenset[str] = frozenset()
+    listening_since_ms: int = 0

@@ -104,6 +104,10 @@ class Presence:
         """Whether a heartbeat of the node came after this moment, from the node itself or through another."""
         return self._seen.get(node_id, -1) > monotonic_ms
 
+    def started_ms(self) -> int:
+        """When this gateway began to listen for heartbeats."""
+        return self._time_of_day_ms(self._started_at)
+
     def silent_since_ms(self, node_id: str) -> int:
         """Since when the node was not heard here. For one not heard since the start of this gateway, that start.
 

@@ -45,14 +45,17 @@ class SnapshotMaker:
         return self._latest[1]
 
     def _snapshot(self) -> RoomSnapshot:
+        nodes = self._nodes()
         return RoomSnapshot(
             routing_policy_version=self._policy("rpv_", "agents", "routing"),
             capability_policy_version=self._policy("cpv_", "capabilities.catalog", "capabilities.index"),
-            nodes=self._nodes(),
+            nodes=nodes,
             agents=self._section("agents", AgentRecord),
             routing=self._section("routing", RoutingRule),
             catalog=self._section("capabilities.catalog", CapabilityRecord),
             index=self._section("capabilities.index", CapabilityIndex),
+            unheard=frozenset(node_id for node_id in nodes if self._presence.last_seen_ms(node_id) is None),
+            listening_since_ms=self._presence.started_ms(),
         )
 
     def _nodes(self) -> dict[str, NodeRecord]:
