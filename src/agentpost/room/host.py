@@ -4,6 +4,7 @@ Knows nothing of sockets: the edges open sessions on `hub` and carry their frame
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
@@ -32,6 +33,8 @@ __all__ = ["RoomHost"]
 _log = logging.getLogger(__name__)
 
 _BEAT_SECONDS: Final = 10.0
+_GOODBYE_SECONDS: Final = 1.0
+_GOODBYE_STEP_SECONDS: Final = 0.02
 _RETRY_SECONDS: Final = 5.0
 # An honest node is refused once for what another took meanwhile. One that is refused again and again has another fault.
 _START_OVER_AGAIN_MS: Final = 60_000
@@ -81,6 +84,7 @@ class RoomHost:
         # What of this node's own is to be written again, after the room was taken anew.
         self._own: list[tuple[str, str, Record]] = []
         self._started_over_ms: int | None = None
+        self._is_leaving = False
         # When it was said last that a signer's record is not believed.
         self._told_aside_ms: dict[str, int] = {}
         self._left_over: frozenset[tuple[str, str]] = frozenset()
@@ -264,10 +268,21 @@ class RoomHost:
         """Show this node's open invites in the room, and what became of those that were shown."""
         return publish_invites(self.room, invites, now_ms=self._clock.now_ms())
 
-    async def stop(self) -> None:
-        """Say goodbye, and leave nothing that is not on the disk."""
+    async def say_goodbye(self) -> None:
+        """Tell the peers that this gateway leaves, while they are connected: nobody else can say it."""
+        self._is_leaving = True
         self.register(status=NodeStatus.OFFLINE)
         self.hub.farewell()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                while any(session.has_frames for session in self.hub.sessions):
+                    await asyncio.sleep(_GOODBYE_STEP_SECONDS)
+                # What was taken from a session goes to its socket with the next turns of the loop.
+                await asyncio.sleep(_GOODBYE_STEP_SECONDS)
+
+    async def stop(self) -> None:
+        """Say goodbye, and leave nothing that is not on the disk."""
+        await self.say_goodbye()
         await self._tasks.close()
         await self._journal.flush()
 
@@ -287,6 +302,8 @@ class RoomHost:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_SECONDS)
+            if self._is_leaving:
+                return
             self.hub.beat()
             try:
                 self._heal()

@@ -178,6 +178,11 @@ class RoomSession:
         ahead_ms = self._paid_until_ms - self._hub.clock.monotonic_ms() - _SECONDS_AHEAD * 1000
         return max(ahead_ms / 1000, 0.0)
 
+    @property
+    def has_frames(self) -> bool:
+        """Whether something waits to be sent to the peer."""
+        return bool(self._queue) or self._must_resync
+
     def answer_late(self) -> None:
         """Answer a peer that asked for the room again before its time."""
         if self._asked is not None and not self._closed:

@@ -78,6 +78,7 @@ async def serve(gateway: Gateway, *, on_ready: Ready) -> None:
             gateway.announce(_url(public))
             on_ready(gateway.url)
             await gateway.stopping.wait()
+            await gateway.host.say_goodbye()
             for connection in tuple(gateway.connections):
                 connection.cut(Refusal(Code.UNAVAILABLE, "the gateway stops"))
             for server in servers:
