@@ -4,7 +4,6 @@ Knows nothing of sockets: the edges open sessions on `hub` and carry their frame
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
@@ -273,12 +272,12 @@ class RoomHost:
         self._is_leaving = True
         self.register(status=NodeStatus.OFFLINE)
         self.hub.farewell()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GOODBYE_SECONDS):
-                while any(session.has_frames for session in self.hub.sessions):
-                    await asyncio.sleep(_GOODBYE_STEP_SECONDS)
-                # What was taken from a session goes to its socket with the next turns of the loop.
-                await asyncio.sleep(_GOODBYE_STEP_SECONDS)
+        for _ in range(round(_GOODBYE_SECONDS / _GOODBYE_STEP_SECONDS)):
+            if not any(session.has_frames for session in self.hub.sessions):
+                break
+            await asyncio.sleep(_GOODBYE_STEP_SECONDS)
+        # What was taken from a session goes to its socket with the next turns of the loop.
+        await asyncio.sleep(_GOODBYE_STEP_SECONDS)
 
     async def stop(self) -> None:
         """Say goodbye, and leave nothing that is not on the disk."""
