@@ -43,7 +43,9 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
         cpu_seconds, memory_bytes, schema_length, value_length = HEAD.unpack(head)
         schema = requests.read(schema_length)
         value = requests.read(value_length)
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        # macOS has no such limit, and says so; the limit on time bounds the memory there.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
         # At its end SIGPROF ends the process, in the middle of native code too.
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         answer = json.dumps(_answer(schema, value)).encode()

@@ -16,6 +16,8 @@ __all__ = ["HEADER_SECONDS", "REQUEST_SECONDS", "UNREAD_SECONDS", "PatientHttp"]
 HEADER_SECONDS: Final = 10.0
 # To the last byte of the body: a megabyte on a poor line.
 REQUEST_SECONDS: Final = 30.0
+# How long a request of a caller that has not authenticated may be worked on. The first one may load a library.
+_ANSWER_SECONDS: Final = 120.0
 # How long a caller may take nothing of what it is sent.
 UNREAD_SECONDS: Final = 60.0
 _LAST_LOOK_SECONDS: Final = 0.1
@@ -112,12 +114,12 @@ class PatientHttp(H11Protocol):
         super().connection_lost(exc)
 
     def _note_work(self) -> None:
-        """A whole request is here. A stranger's is answered in time; one that has proved itself may wait for mail."""
+        """A request is complete. An authenticated caller may wait for its answer, e.g. for mail; a stranger has a limit."""
         self._stop_waiting()
         if self._slot is not None:
             self._slot.note_busy()
             if self.transport.get_protocol() is self:
-                self._wait(self.request_seconds)
+                self._wait(_ANSWER_SECONDS)
 
     def _wait(self, seconds: float) -> None:
         if self._given_up is None:
@@ -134,8 +136,8 @@ class PatientHttp(H11Protocol):
 
     def _end_unless_done(self) -> None:
         self._given_up = None
-        is_answered = self.conn.their_state not in _UNFINISHED
-        if not (is_answered and self._slot is not None and self._slot.is_proven):
+        is_complete = self.conn.their_state not in _UNFINISHED
+        if not (is_complete and self._slot is not None and self._slot.is_proven):
             self._end()
 
     def _expect_reading(self) -> None:
