@@ -114,7 +114,7 @@ class PatientHttp(H11Protocol):
         super().connection_lost(exc)
 
     def _note_work(self) -> None:
-        """A request is complete. An authenticated caller may wait for its answer, e.g. for mail; a stranger has a limit."""
+        """A request is complete. An authenticated caller may wait for the answer, e.g. for mail; a stranger not long."""
         self._stop_waiting()
         if self._slot is not None:
             self._slot.note_busy()
