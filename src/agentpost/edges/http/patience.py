@@ -114,7 +114,7 @@ class PatientHttp(H11Protocol):
         super().connection_lost(exc)
 
     def _note_work(self) -> None:
-        """A request is complete. An authenticated caller may wait for the answer, e.g. for mail; a stranger not long."""
+        """A request is complete. A stranger's has a limit; an authenticated caller may wait, e.g. for mail."""
         self._stop_waiting()
         if self._slot is not None:
             self._slot.note_busy()
