@@ -121,6 +121,12 @@ async def test_a_handler_that_raises_leaves_the_message_for_the_next_attempt(tmp
                 await tried.wait()
         (line,) = [line async for line in builder.inbox(only_open=True)]
         assert (line.event_id, line.attempts, line.error) == (receipt.event_id, 1, "ValueError: no compiler")
+        # What its sender is told of that, a moment later.
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while (failing := (await architect.sent(receipt.event_id)).deliveries[0].failing) is None:  # noqa: ASYNC110 - polled
+                await asyncio.sleep(0.02)
+        assert (failing.attempt, failing.most_attempts, failing.error) == (1, 8, "ValueError: no compiler")
+        assert failing.next_try_at_ms is not None
 
 
 async def test_who_asks_and_waits_in_vain_is_told_so(tmp_path: Path) -> None:
