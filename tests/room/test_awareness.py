@@ -263,3 +263,19 @@ def test_all_agree_after_restarts_in_any_order() -> None:
     run_all(*links.values())
     for node_id in (SEED, EDGE):
         assert status(hubs[node_id], OTHER_EDGE) is NodeStatus.OFFLINE
+
+
+def test_a_clock_that_was_set_back_is_told_beside_the_heartbeat() -> None:
+    """Heartbeats only grow, so what the clock shows stands beside them; a time that is none says nothing."""
+    hub, clock = a_meeting()
+    edge = hub.open(EDGE)
+    start_ms = clock.now_ms()
+    for at, clock_at in ((1, 0), (2, 0)):
+        state = signed_state(EDGE, start_ms + at, KEYS[EDGE], clock_at=start_ms - 3_600_000 + clock_at)
+        edge.receive(awareness_frame([Entry(7, at, state)]))
+    assert hub.room.presence.clocks_ahead_ms() == {EDGE: -3_600_000}
+    for at, nonsense in enumerate((-1, 10**18), start=3):
+        state = signed_state(EDGE, start_ms + at, KEYS[EDGE], clock_at=nonsense)
+        edge.receive(awareness_frame([Entry(7, at, state)]))
+    assert status(hub, EDGE) is NodeStatus.ONLINE
+    assert hub.room.presence.clocks_ahead_ms() == {EDGE: -3_600_000}

@@ -24,7 +24,7 @@ from agentpost.world import Clock
 __all__ = ["Awareness", "Entry", "decode_awareness", "encode_awareness", "signed_state"]
 
 MAX_STATE_BYTES: Final = 512
-_FIELDS: Final = frozenset({"nodeId", "heartbeatAt", "status", "sig"})
+_FIELDS: Final = frozenset({"nodeId", "heartbeatAt", "clockAt", "status", "sig"})
 _OFFLINE: Final = "offline"
 _LARGEST: Final = 2**53 - 2
 # The end of the year 9999: what is beyond is no time.
@@ -88,10 +88,20 @@ def encode_awareness(entries: list[Entry]) -> bytes:
 
 
 def signed_state(
-    node_id: str, heartbeat_at: int, signing: Ed25519PrivateKey, *, is_goodbye: bool = False
+    node_id: str,
+    heartbeat_at: int,
+    signing: Ed25519PrivateKey,
+    *,
+    is_goodbye: bool = False,
+    clock_at: int | None = None,
 ) -> dict[str, Any]:
-    """A node's word that it is there, or that it leaves."""
+    """A node's word that it is there, or that it leaves.
+
+    `heartbeat_at` only grows; `clock_at` says what the node's clock shows where that is less: it was set back.
+    """
     said: dict[str, Any] = {"nodeId": node_id, "heartbeatAt": heartbeat_at}
+    if clock_at is not None and clock_at != heartbeat_at:
+        said["clockAt"] = clock_at
     if is_goodbye:
         said["status"] = _OFFLINE
     return said | {"sig": sign_bytes(signing, _message(said))}
@@ -150,7 +160,9 @@ class Awareness:
     def _say(self, *, is_goodbye: bool) -> Entry:
         # Never below an earlier one, also when the clock was set back.
         self._latest = max(self._clock.now_ms(), self._latest + 1)
-        state = signed_state(self._node_id, self._latest, self._signing, is_goodbye=is_goodbye)
+        state = signed_state(
+            self._node_id, self._latest, self._signing, is_goodbye=is_goodbye, clock_at=self._clock.now_ms()
+        )
         entry = Entry(client_tag(self._node_id), self._latest, state)
         self._hold(entry, self._latest)
         return entry
@@ -201,8 +213,9 @@ class Awareness:
         if _is_goodbye(entry.state or {}):
             self._presence.left(node_id)
         else:
-            is_time = heartbeat_at < _LAST_TIME_MS and node_id != self._node_id
-            self._presence.heard(node_id, said_ms=heartbeat_at if is_time else None)
+            said_ms = (entry.state or {}).get("clockAt", heartbeat_at)
+            is_time = type(said_ms) is int and 0 <= said_ms < _LAST_TIME_MS and node_id != self._node_id
+            self._presence.heard(node_id, said_ms=said_ms if is_time else None)
 
 
 def _form(state: dict[str, Any]) -> tuple[str, int]:
