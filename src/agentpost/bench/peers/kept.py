@@ -71,7 +71,7 @@ class GatewayTables:
             mirrored = (self._peer, _EPOCH, self._read_seq, CHAIN_START, 0, CHAIN_START, now_ms)
             self._database.run(SQL.move_mirror, mirrored)
             ended = [event_id + _AGENT for ack_type, event_id, _ in acks if ack_type == AckType.PROCESSED]
-            moved = (DeliveryState.PROCESSED.value, None, now_ms, now_ms, None, None, DeliveryState.EMITTED.value)
+            moved = (DeliveryState.PROCESSED.value, None, now_ms, now_ms, None, None, None, DeliveryState.EMITTED.value)
             self._database.run_packed(SQL.move_expected, moved, ended)
             self._move_cursor(now_ms)
 
