@@ -9,6 +9,7 @@ from agentpost.delivery.keeping import CursorCopy, DeliveryCopy, Keeper, Kept
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.protocol.codec import encode_event
 from agentpost.protocol.heads import next_chain
+from agentpost.protocol.incidents import IncidentKind
 from agentpost.protocol.lifecycle import DeliverySignal
 from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
@@ -16,6 +17,8 @@ from agentpost.store.values import (
     CHAIN_START,
     Acceptance,
     Blob,
+    Incident,
+    KeyedAnswer,
     MirrorBatch,
     MirrorEvent,
     PayloadUsage,
@@ -323,3 +326,22 @@ async def test_the_running_keeper_writes_at_once_and_ends_when_it_is_closed() ->
     await asyncio.wait_for(room.news.wait(), timeout=10)
     await keeper.close()
     assert len(room.written) == 1
+
+
+@pytest.mark.req("ENV-6", "RTY-3")
+async def test_records_are_forgotten_as_configured() -> None:
+    """Closed incidents go after the retention; idempotency keys by their own time; what is open stays."""
+    desk = await Desk(policy=DeliveryPolicy(record_retention_seconds=3_600)).settle_in()
+    at_ms = desk.clock.now_ms()
+    for subject in ("a", "b", "c"):
+        await desk.store.raise_incident(Incident(kind=IncidentKind.GAP, subject=subject, at_ms=at_ms))
+    await desk.store.close_incident(IncidentKind.GAP, "a", at_ms=at_ms)
+    keyed = KeyedAnswer(agent_id="ada", key=b"k", request=b"r", answer=b"a", at_ms=at_ms, expires_at_ms=at_ms + 1_000)
+    await desk.store.append([a_message(1)], keyed=keyed)
+    keeper = _keeper(desk)
+    assert (await keeper.keep()).records == 0
+    desk.clock.advance(1_000)
+    assert (await keeper.keep()).records == 1
+    desk.clock.advance(3_600_000)
+    assert (await keeper.keep()).records == 1
+    assert [each.subject for each in desk.store.incidents(open_only=False)] == ["b", "c"]

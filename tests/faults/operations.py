@@ -171,7 +171,7 @@ def accept(
             (found,) = [d for d in store.deliveries_of(change.event_id) if d.to_agent_id == change.to_agent_id]
             assert found.state is DeliveryState.ACCEPTED
         assert [bad.raw for bad in batch.unreadable] == [
-            entry.raw for entry in store.quarantined() if entry.source_node_id == batch.source_node_id
+            store.quarantined_body(entry.id) for entry in store.quarantined(source_node_id=batch.source_node_id)
         ][: len(batch.unreadable)]
 
     return Operation(

@@ -37,6 +37,8 @@ COMMITS: Final = frozenset(
 
 # No part of a message's life, or of a rare one. Each is cut as a write of the store in the tests that are named.
 COMMITS_ELSEWHERE: Final = {
+    "accept_again": "events of the quarantine after an upgrade; tests/delivery/test_quarantine.py",
+    "prune_records": "what has ended long ago; tests/store/test_records.py",
     "add_token_key": "the number of a key; tests/store/test_external.py",
     "append_room_update": "the room's own log; test_store_power_loss.py cuts appends, tests/room/test_keeping.py loads",
     "compact_room": "the same",

@@ -23,6 +23,7 @@ from agentpost.store.values import (
     Blob,
     Inbound,
     Incident,
+    KeyedAnswer,
     LocalAgent,
     MirrorBatch,
     MirrorEvent,
@@ -261,6 +262,18 @@ class TwoStores(RuleBasedStateMachine):
     @rule(before=st.sampled_from([0, START_MS + 501, 1 << 60]), limit=st.integers(0, 3))
     def forget(self, before: int, limit: int) -> None:
         self._both(lambda store: store.prune_settled(before_ms=before, limit=limit))
+
+    @rule(before=st.sampled_from([0, 25, START_MS + 1, START_MS + 2_000]), now=TIMES)
+    def forget_records(self, before: int, now: int) -> None:
+        self._both(lambda store: store.prune_records(now_ms=now, before_ms=before))
+
+    @rule(number=NUMBERS, key=st.integers(0, 2), agent=AGENTS, at=TIMES)
+    def append_once(self, number: int, key: int, agent: str, at: int) -> None:
+        keyed = KeyedAnswer(
+            agent_id=agent, key=bytes([key]), request=b"r", answer=bytes([at]), at_ms=at, expires_at_ms=at + 10
+        )
+        self._both(lambda store: store.append([a_message(number)], keyed=keyed))
+        self._both(lambda store: _now(store.kept_answer(agent, keyed.key)))
 
     @rule(
         after=st.sampled_from([0, 0, 0, -1, 1]),

@@ -24,6 +24,7 @@ from agentpost.delivery.ports import RoomView, Runtime, Wakeups
 from agentpost.delivery.postmaster import Postmaster
 from agentpost.delivery.publish import Publisher
 from agentpost.delivery.pull import Pull
+from agentpost.delivery.quarantine import Quarantine
 from agentpost.delivery.removed_agents import RemovedAgents
 from agentpost.delivery.retry import Retrier
 from agentpost.delivery.sealing import Sealer
@@ -177,6 +178,7 @@ class Engine:
         self.watchers = Watchers(store=store, clock=clock, wakeups=wakeups)
         self.incidents = Incidents(store=store, clock=clock)
         self.closer = Closer(store=store, room=room, clock=clock, failing=self.dispatcher.turns.failing)
+        self.quarantine = Quarantine(store=store, clock=clock, take_again=self.links.intake.take_again)
         tally = Tally()
         self._meter = Meter(store, tally=tally)
         self._tasks = TaskOwner("engine")
@@ -193,6 +195,7 @@ class Engine:
             readers=readers,
             renew=self.links.fetcher.renew,
         )
+        self.keeper.on_records_pruned = self.quarantine.close_incidents
 
     async def start(self) -> None:
         """Begin with what waits from before."""
@@ -205,6 +208,7 @@ class Engine:
         self.retrier.start()
         self.keeper.start()
         self._clock_check.start()
+        self._tasks.spawn(self.quarantine.read_anew(), name="quarantine")
 
     def metrics(self) -> DeliveryMetrics:
         """How delivery is doing, as far as this gateway sees it."""

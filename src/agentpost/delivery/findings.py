@@ -9,14 +9,16 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from agentpost.protocol.errors import Code, Refusal
+from agentpost.protocol.incidents import PIPELINE_PREFIX
 from agentpost.store.interface import Store
-from agentpost.store.values import PIPELINE_WATERMARK, Incident, Subscriber
+from agentpost.store.values import PIPELINE_WATERMARK, Incident, Note, Subscriber
 from agentpost.world import Clock
 
 __all__ = ["FindingsDesk", "PipelineFinding", "Taken", "Watermark"]
 
-_PREFIX: Final = "pipeline."
-_PAGE: Final = 500
+_PREFIX: Final = PIPELINE_PREFIX
+# Everything that the pipeline ever told, by kind and subject: closed incidents are forgotten after a while.
+_TOLD: Final = "pipeline-findings"
 # A pipeline that has not run for so long has no say in what is kept.
 _LEASE_MS: Final = 7 * 86_400_000
 
@@ -66,14 +68,13 @@ class FindingsDesk:
 
     async def take(self, findings: Sequence[PipelineFinding]) -> Taken:
         """Raise an incident for each finding that never had one."""
-        known = self._known()
-        raised = 0
+        told: dict[str, Incident] = {}
         for finding in findings:
             kind, subject = _PREFIX + finding.rule, finding.subject
-            if (kind, subject) in known:
+            key = f"{kind} {subject}"
+            if key in told or self._store.note(_TOLD, key) is not None:
                 continue
-            known.add((kind, subject))
-            incident = Incident(
+            told[key] = Incident(
                 kind=kind,
                 subject=subject,
                 at_ms=self._clock.now_ms(),
@@ -91,8 +92,11 @@ class FindingsDesk:
                 },
                 closed_at_ms=None,
             )
-            raised += await self._store.raise_incident(incident)
-        return Taken(raised=raised, known=len(findings) - raised)
+        if told:
+            at_ms = self._clock.now_ms()
+            notes = [Note(collection=_TOLD, key=key, value=b"", at_ms=at_ms) for key in told]
+            await self._store.append([], notes=notes, incidents=list(told.values()))
+        return Taken(raised=len(told), known=len(findings) - len(told))
 
     async def keep_from(self, watermark: Watermark) -> int:
         """Prune nothing above the watermark while its lease lasts. Gives the seq through which may be pruned."""
@@ -114,12 +118,3 @@ class FindingsDesk:
         )
         await self._store.note_subscriber(bound)
         return through_seq
-
-    def _known(self) -> set[tuple[str, str]]:
-        """Everything that the pipeline ever told, closed incidents included."""
-        found: set[tuple[str, str]] = set()
-        after_id = 0
-        while page := self._store.incidents(open_only=False, after_id=after_id, limit=_PAGE):
-            found |= {(each.kind, each.subject) for each in page if each.kind.startswith(_PREFIX)}
-            after_id = page[-1].id
-        return found

@@ -14,6 +14,7 @@ from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, has_sla, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
+from agentpost.delivery.quarantine import incidents_about
 from agentpost.delivery.task_desk import TaskDesk
 from agentpost.protocol.codec import Unreadable, decode_event, read_events
 from agentpost.protocol.delivery import Change
@@ -37,6 +38,7 @@ from agentpost.protocol.taskbook import concerns_a_task
 from agentpost.protocol.tasks import TASK_EVENTS
 from agentpost.store.interface import Store
 from agentpost.store.values import (
+    CHAIN_START,
     Acceptance,
     Accepted,
     Desk,
@@ -45,6 +47,7 @@ from agentpost.store.values import (
     Inbound,
     Incident,
     MirrorBatch,
+    QuarantinedEvent,
     SignedEnd,
 )
 from agentpost.world import Clock
@@ -197,15 +200,56 @@ class Intake:
                 at_ms=self._clock.now_ms(),
                 mirror=batch.mirror,
                 signed_end=batch.signed_end,
+                # ENV-6: told in the transaction that keeps them, so that no crash hides them.
+                incidents=incidents_about(batch.source_node_id, reading.unreadable, at_ms=self._clock.now_ms()),
             )
         )
         self._wakeups.batch_taken(accepted)
         if accepted.repeated and (resent := _sent_again(reading, accepted)):
             self._wakeups.repeats_heard(resent)
-        await self._report_strangers(batch.source_node_id, accepted.orphans)
+        await self._tell(batch.source_node_id, reading, accepted)
+        return Taken(cursor_seq=accepted.cursor_seq, new=accepted.new)
+
+    async def take_again(self, event: QuarantinedEvent, raw: bytes) -> bool:
+        """Take an event out of the quarantine, if it can be read now. The cursor has passed it."""
+        batch = Batch(
+            source_node_id=event.source_node_id,
+            epoch=event.source_epoch,
+            after_seq=0,
+            through_seq=0,
+            chain=CHAIN_START,
+            raws=(raw,),
+        )
+        reading = self._read(batch)
+        if reading.unreadable:
+            return False
+        if reading.forged:
+            kind, forged = reading.forged[0]
+            await self.report(kind, batch.source_node_id, corr_id=forged.corr_id, eventId=forged.event_id, forged=1)
+        accepted = await self._store.accept_again(
+            Acceptance(
+                source_node_id=batch.source_node_id,
+                source_epoch=batch.epoch,
+                after_seq=0,
+                through_seq=0,
+                events=tuple(reading.events),
+                changes=tuple(reading.changes),
+                failed_attempts=tuple(reading.failed_attempts),
+                reports=tuple(reading.reports),
+                at_ms=self._clock.now_ms(),
+            ),
+            quarantine_ids=(event.id,),
+        )
+        self._wakeups.batch_taken(accepted)
+        await self._tell(batch.source_node_id, reading, accepted)
+        return True
+
+    async def _tell(self, source: str, reading: _Reading, accepted: Accepted) -> None:
+        """Tell of what a batch brought."""
+        await self._report_strangers(source, accepted.orphans)
         if accepted.taken_ids:
             # An id that does not tell whose it is may be used first by whoever knows it. The sender gets no ACK.
-            await self.report(IncidentKind.EVENT_ID_TAKEN, batch.source_node_id, eventId=accepted.taken_ids[0])
+            await self.report(IncidentKind.EVENT_ID_TAKEN, source, eventId=accepted.taken_ids[0])
         if accepted.new or accepted.closed:
             # The ACKs stand in our own outbox now (PIPE-2). Agents that are quick have more to say in a moment.
             self._wakeups.outbox_grew(in_hurry=False)
@@ -223,7 +267,6 @@ class Intake:
             self._wakeups.signals_heard(reading.signals)
         if reading.blobs and self._on_blobs is not None:
             self._on_blobs(reading.blobs)
-        return Taken(cursor_seq=accepted.cursor_seq, new=accepted.new)
 
     async def report(
         self, kind: IncidentKind, subject: str, *, corr_id: str | None = None, **detail: str | int | bool | None

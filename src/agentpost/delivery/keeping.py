@@ -84,6 +84,7 @@ class Kept(Struct, frozen=True, kw_only=True):
     settled: int = 0
     mirrored: int = 0
     payloads: int = 0
+    records: int = 0
 
 
 class Keeper:
@@ -113,6 +114,8 @@ class Keeper:
         self._renew = renew
         # How far the payloads were held against their addresses.
         self._checked_through = ""
+        # Called after records were pruned: what tells of them may be over.
+        self.on_records_pruned: Callable[[], Awaitable[None]] | None = None
         self._held_after: Callable[[str, str], int | None] = lambda _node_id, _epoch: None
         self._tasks = TaskOwner("keeper")
         self._changed = asyncio.Event()
@@ -145,7 +148,7 @@ class Keeper:
 
     async def keep(self) -> Kept:
         """One round: both streams, what has ended, the mirrors, and payloads, until there is nothing more to prune."""
-        kept = await self._compact(Kept())
+        kept = replace(await self._compact(Kept()), records=await self._prune_records())
         settled = await self._prune_settled()
         mirrored = 0
         for mirror in self._store.mirrors():
@@ -189,6 +192,17 @@ class Keeper:
         while count := await self._store.prune_settled(before_ms=before_ms, limit=_STEP):
             settled += count
         return settled
+
+    async def _prune_records(self) -> int:
+        """Incidents, invites, sessions and the like that have ended, and idempotency keys that have expired."""
+        now_ms = self._clock.now_ms()
+        before_ms = now_ms - self._policy.record_retention_seconds * 1000
+        pruned = 0
+        while count := await self._store.prune_records(now_ms=now_ms, before_ms=before_ms, limit=_STEP):
+            pruned += count
+        if self.on_records_pruned is not None:
+            await self.on_records_pruned()
+        return pruned
 
     async def _prune_payloads(self) -> int:
         payloads, after_sha256 = 0, ""
@@ -252,12 +266,13 @@ class Keeper:
                 continue
             if kept != Kept():
                 _log.info(
-                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d, payloads %d",
+                    "pruned: outbox %d, inbox %d, settled %d, mirrors %d, payloads %d, records %d",
                     kept.outbox_events,
                     kept.inbox_events,
                     kept.settled,
                     kept.mirrored,
                     kept.payloads,
+                    kept.records,
                 )
 
     # Copies in the room

@@ -63,6 +63,7 @@ class DeliveryMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     ack_lag: int
     dead_letters: int
     open_incidents: int
+    quarantined: int
     payloads: int
     payload_bytes: int
     deliveries: dict[str, int]
@@ -104,6 +105,7 @@ class Meter:
             ack_lag=position.latest_seq - position.acked_seq,
             dead_letters=counts.get(DeliveryState.DEAD_LETTER, 0),
             open_incidents=sum(self._store.count_incidents().values()),
+            quarantined=sum(source.events for source in self._store.quarantine_sources()),
             payloads=usage.payloads,
             payload_bytes=usage.size_bytes,
             deliveries={state.value: counts.get(state, 0) for state in DeliveryState},
@@ -176,6 +178,7 @@ def to_prometheus(metrics: DeliveryMetrics) -> str:
     family("agentpost_ack_lag_events", "gauge", "latestSeq - ackedSeq of the inbox.", [({}, metrics.ack_lag)])
     family("agentpost_dead_letters", "gauge", "Dead letters that are kept.", [({}, metrics.dead_letters)])
     family("agentpost_open_incidents", "gauge", "Incidents that nobody has closed.", [({}, metrics.open_incidents)])
+    family("agentpost_quarantined", "gauge", "Events that could not be read.", [({}, metrics.quarantined)])
     family("agentpost_payloads", "gauge", "Large payloads that are kept.", [({}, metrics.payloads)])
     family("agentpost_payload_bytes", "gauge", "What large payloads take up.", [({}, metrics.payload_bytes)])
     family(

@@ -79,6 +79,13 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
         int,
         Meta(description="How long a large payload stays after the last event that names it has gone, at least 60."),
     ] = _DAY_SECONDS
+    record_retention_seconds: Annotated[
+        int,
+        Meta(
+            description="How long closed incidents, used or expired invites, ended sessions of agents outside the mesh "
+            "and events in the quarantine are kept, at least 3600."
+        ),
+    ] = 30 * _DAY_SECONDS
     keep_every_seconds: Annotated[int, Meta(description="How often what is no longer needed is pruned.")] = 300
     room_copy_every_seconds: Annotated[
         int, Meta(description="How often, at most, the state of the outbox is told in the room.")
@@ -129,6 +136,7 @@ class DeliveryPolicy(Struct, frozen=True, kw_only=True, rename="camel"):
             ("settledRetentionSeconds", self.settled_retention_seconds, 0),
             ("mirrorRetentionEvents", self.mirror_retention_events, 0),
             ("payloadGraceSeconds", self.payload_grace_seconds, 60),
+            ("recordRetentionSeconds", self.record_retention_seconds, 3_600),
             ("keepEverySeconds", self.keep_every_seconds, 1),
             ("roomCopyEverySeconds", self.room_copy_every_seconds, 1),
             ("cursorCopyEverySeconds", self.cursor_copy_every_seconds, 1),

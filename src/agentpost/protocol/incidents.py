@@ -43,6 +43,8 @@ class IncidentKind(StrEnum):
     FORGED_ACK = "forged_ack"
     FORGED_ID = "forged_id"
     EVENT_ID_TAKEN = "event_id_taken"
+    UNKNOWN_EVENT_KIND = "unknown_event_kind"
+    MALFORMED_EVENTS = "malformed_events"
 
     # The gateways themselves.
     CLOCK_OFF = "clock_off"
@@ -181,6 +183,19 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
         "A gateway passed on a record of the room that nobody believes: the node it names may not write it, or did "
         "not sign it. It is in no view. The seeds write over what revoked nodes and strangers left.",
         "Ask the operator of {subject}. If it is not honest: `agentpost revoke {subject}` at a seed.",
+    ),
+    IncidentKind.UNKNOWN_EVENT_KIND: IncidentMeaning(
+        "A gateway sends events of a kind that this version does not know: it runs a newer version. They are kept in "
+        "the quarantine, and no agent got them.",
+        "Upgrade this gateway: at its next start it reads them. See `agentpost quarantine list --source {subject}`.",
+        "When a newer version has read the events, or they were pruned.",
+    ),
+    IncidentKind.MALFORMED_EVENTS: IncidentMeaning(
+        "A gateway sends events that are not what the protocol says. They are kept in the quarantine, and no agent got "
+        "them.",
+        "See `agentpost quarantine list --source {subject}`. If {subject} runs a newer version, upgrade this gateway; "
+        "else repair {subject}, or `agentpost revoke {subject}`.",
+        "When a newer version has read the events, or they were pruned.",
     ),
     IncidentKind.TASK_LATE: IncidentMeaning(
         "A task has missed its ETA or its deadline. Its worker was asked.",

@@ -13,9 +13,11 @@ from agentpost.store.database import Database, Row
 from agentpost.store.deliveries import apply_changes, note_failed_attempts, report_failures
 from agentpost.store.desk import rule
 from agentpost.store.idempotency import expect_unused, keep_answer
+from agentpost.store.incidents import raise_incident
 from agentpost.store.mirrors import keep_mirror
 from agentpost.store.payload_names import name_events
 from agentpost.store.queries import SQL
+from agentpost.store.records import leave_quarantine, quarantine
 from agentpost.store.rules import (
     check_acceptance,
     check_in_time,
@@ -39,13 +41,13 @@ from agentpost.store.values import (
     LedgerEntry,
     LedgerState,
     Outcome,
-    QuarantineEntry,
     Settlement,
     SignedEnd,
 )
 
 __all__ = [
     "accept",
+    "accept_again",
     "backlog",
     "backlog_size",
     "cursor",
@@ -60,7 +62,6 @@ __all__ = [
     "ledger_entry",
     "mark_read",
     "postpone",
-    "quarantined",
     "restart_cursor",
     "settle",
     "settle_all",
@@ -82,25 +83,38 @@ def accept(tx: Transaction, batch: Acceptance) -> Accepted:
         return Accepted(new=(), repeated=_pairs(batch.events), orphans=(), cursor_seq=at.last_seq)
     taken = _take(tx, batch, unseen(batch, at))
     if batch.unreadable:
-        _quarantine(tx, batch)
-    reported = report_failures(tx, batch.reports) if batch.reports else ()
-    orphans = apply_changes(tx, batch.changes, {})
-    if batch.failed_attempts:
-        note_failed_attempts(tx, batch.failed_attempts)
-    tx.append(taken.answers)
+        quarantine(tx, batch)
+    for incident in batch.incidents:
+        raise_incident(tx, incident)
     tx.database.run(
         SQL.move_cursor,
         (batch.source_node_id, batch.source_epoch, batch.through_seq, batch.through_chain, batch.at_ms),
     )
     if batch.signed_end is not None:
         tx.database.run(SQL.sign_cursor, (batch.signed_end.head, batch.signed_end.signature, batch.source_node_id))
+    return _accepted(tx, batch, taken, cursor_seq=batch.through_seq)
+
+
+def accept_again(tx: Transaction, batch: Acceptance, quarantine_ids: tuple[int, ...]) -> Accepted:
+    """Take what was in the quarantine and can be read now. The cursor has passed it (ENV-6)."""
+    leave_quarantine(tx, quarantine_ids)
+    at = cursor(tx.database, batch.source_node_id)
+    return _accepted(tx, batch, _take(tx, batch, batch.events), cursor_seq=0 if at is None else at.last_seq)
+
+
+def _accepted(tx: Transaction, batch: Acceptance, taken: "_Taking", *, cursor_seq: int) -> Accepted:
+    reported = report_failures(tx, batch.reports) if batch.reports else ()
+    orphans = apply_changes(tx, batch.changes, {})
+    if batch.failed_attempts:
+        note_failed_attempts(tx, batch.failed_attempts)
+    tx.append(taken.answers)
     return Accepted(
         new=tuple(taken.new),
         inbox_seqs=tuple(taken.new.values()),
         closed=tuple(taken.closed),
         repeated=tuple(taken.repeated),
         orphans=tuple(orphans),
-        cursor_seq=batch.through_seq,
+        cursor_seq=cursor_seq,
         tasks=tuple(taken.tasks),
         taken_ids=tuple(taken.taken_ids),
         reported=reported,
@@ -217,23 +231,6 @@ class _Taking:
             database.run_many(SQL.set_expiry, self._expiring)
         if self._urgent:
             database.run_many(SQL.mark_urgent, self._urgent)
-
-
-def _quarantine(tx: Transaction, batch: Acceptance) -> None:
-    rows = [
-        (
-            batch.source_node_id,
-            batch.source_epoch,
-            bad.seq,
-            bad.event_id,
-            bad.refusal.code.value,
-            bad.refusal.message,
-            batch.at_ms,
-            bad.raw,
-        )
-        for bad in batch.unreadable
-    ]
-    tx.database.run_many(SQL.quarantine_event, rows)
 
 
 def _pairs(events: Sequence[Inbound]) -> tuple[tuple[EventId, str], ...]:
@@ -434,21 +431,6 @@ def restart_cursor(tx: Transaction, source_node_id: str, *, epoch: str, at_ms: i
 
 def _cursor(row: Row) -> Cursor:
     return Cursor(source_node_id=row[0], epoch=row[1], last_seq=row[2], last_chain=row[3], updated_at_ms=row[4])
-
-
-def quarantined(database: Database, limit: int) -> list[QuarantineEntry]:
-    return [
-        QuarantineEntry(
-            source_node_id=row[0],
-            source_seq=row[1],
-            event_id=row[2],
-            code=row[3],
-            message=row[4],
-            at_ms=row[5],
-            raw=row[6],
-        )
-        for row in database.rows(SQL.quarantined, (limit,))
-    ]
 
 
 def _item(row: Row) -> BacklogItem:

@@ -40,7 +40,8 @@ from agentpost.store.values import (
     OutboxSlice,
     PayloadUsage,
     PrunedPayloads,
-    QuarantineEntry,
+    QuarantinedEvent,
+    QuarantineSource,
     ResentLetter,
     Settlement,
     SignedEnd,
@@ -280,7 +281,21 @@ class Store(ExternalStore, Protocol):
 
     def inbox_position(self) -> InboxPosition: ...
 
-    def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]: ...
+    def accept_again(self, batch: Acceptance, *, quarantine_ids: tuple[int, ...]) -> Awaitable[Accepted]:
+        """Take events out of the quarantine that can be read now (ENV-6). The cursor has passed them and stays."""
+        ...
+
+    def quarantined(
+        self, *, source_node_id: str | None = None, after_id: int = 0, limit: int = 256
+    ) -> list[QuarantinedEvent]:
+        """Events that could not be read, in the order in which they came; those of one source, or all."""
+        ...
+
+    def quarantined_body(self, quarantine_id: int) -> bytes | None: ...
+
+    def quarantine_sources(self) -> list[QuarantineSource]:
+        """The sources of which something is in the quarantine, or was dropped."""
+        ...
 
     # Tasks. They change with the events that are appended and accepted, in the same transaction.
 
@@ -343,6 +358,14 @@ class Store(ExternalStore, Protocol):
 
         What the ledger has forgotten is no repeat any more (RTY-3): `before_ms` lies further back than any resend.
         Gives how many were forgotten, 0 once there is no more.
+        """
+        ...
+
+    def prune_records(self, *, now_ms: int, before_ms: int, limit: int = 1_000) -> Awaitable[int]:
+        """Forget idempotency keys that have expired at `now_ms`; and what ended before `before_ms`: closed incidents,
+        used, withdrawn and expired invites, sessions of agents outside with their tokens, and quarantined events.
+
+        At most `limit` of each. Gives how many there were. The last incident stays, so that no id is given twice.
         """
         ...
 

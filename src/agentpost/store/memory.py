@@ -96,6 +96,11 @@ class MemoryStore(MemoryInbox):
         pruned = len(settled[:limit]) + self._prune_deliveries(before_ms, limit)
         return pruned + self._prune_tasks(before_ms, limit)
 
+    async def prune_records(self, *, now_ms: int, before_ms: int, limit: int = 1_000) -> int:
+        self._check_open()
+        pruned = self._prune_answers(now_ms, limit) + self._prune_quarantine(before_ms, limit)
+        return pruned + self._prune_incidents(before_ms, limit) + self._prune_invites(before_ms, limit)
+
     async def prune_payloads(
         self, *, now_ms: int, grace_ms: int, after_sha256: str = "", limit: int = 1_000
     ) -> PrunedPayloads:

@@ -20,7 +20,7 @@ class MemoryAgents(MemoryJoining):
     def __init__(self) -> None:
         super().__init__()
         self._agents: dict[str, tuple[LocalAgent, str]] = {}
-        self._incidents: list[Incident] = []
+        self._incidents: dict[int, Incident] = {}
 
     async def put_agent(self, agent: LocalAgent) -> None:
         self._check_open()
@@ -53,8 +53,8 @@ class MemoryAgents(MemoryJoining):
     def _raise(self, incident: Incident) -> bool:
         if self._open_incident(incident.kind, incident.subject) is not None:
             return False
-        new_id = len(self._incidents) + 1
-        self._incidents.append(replace(incident, id=new_id, detail=dict(incident.detail), closed_at_ms=None))
+        new_id = max(self._incidents, default=0) + 1
+        self._incidents[new_id] = replace(incident, id=new_id, detail=dict(incident.detail), closed_at_ms=None)
         return True
 
     async def close_incident(self, kind: str, subject: str, *, at_ms: int) -> bool:
@@ -71,12 +71,16 @@ class MemoryAgents(MemoryJoining):
         found = self._open_incident(kind, subject)
         if found is None:
             return False
-        self._incidents[found.id - 1] = replace(found, closed_at_ms=at_ms)
+        self._incidents[found.id] = replace(found, closed_at_ms=at_ms)
         return True
 
     def _open_incident(self, kind: str, subject: str) -> Incident | None:
         return next(
-            (each for each in self._incidents if (each.kind, each.subject, each.closed_at_ms) == (kind, subject, None)),
+            (
+                each
+                for each in self._incidents.values()
+                if (each.kind, each.subject, each.closed_at_ms) == (kind, subject, None)
+            ),
             None,
         )
 
@@ -84,8 +88,8 @@ class MemoryAgents(MemoryJoining):
         self._check_open()
         found = [
             replace(each, detail=dict(each.detail))
-            for each in self._incidents[max(after_id, 0) :]
-            if each.closed_at_ms is None or not open_only
+            for each in self._incidents.values()
+            if each.id > after_id and (each.closed_at_ms is None or not open_only)
         ]
         return found[:limit]
 
@@ -96,3 +100,15 @@ class MemoryAgents(MemoryJoining):
     def count_incidents(self) -> dict[str, int]:
         counts = Counter(each.kind for each in self.incidents(limit=len(self._incidents)))
         return dict(sorted(counts.items()))
+
+    def _prune_incidents(self, before_ms: int, limit: int) -> int:
+        closed = [
+            (each.closed_at_ms, each.id)
+            for each in self._incidents.values()
+            if each.closed_at_ms is not None and each.closed_at_ms < before_ms
+        ]
+        last_id = max(self._incidents, default=0)
+        pruned = [incident_id for _, incident_id in sorted(closed)[:limit] if incident_id != last_id]
+        for incident_id in pruned:
+            del self._incidents[incident_id]
+        return len(pruned)

@@ -146,3 +146,23 @@ class MemoryExternal(MemoryNotes):
     def _forget_refresh_tokens(self, now_ms: int) -> None:
         kept = {key: token for key, token in self._refresh_tokens.items() if token.expires_at_ms > now_ms}
         self._refresh_tokens = kept
+
+    def _prune_external(self, before_ms: int, limit: int) -> int:
+        invites = [
+            each.invite_id
+            for each in self._agent_invites.values()
+            if (each.consumed_at_ms or each.withdrawn_at_ms or each.expires_at_ms) < before_ms
+        ][:limit]
+        sessions = [
+            each.session_id
+            for each in self._agent_sessions.values()
+            if (each.ended_at_ms or each.expires_at_ms) < before_ms
+        ][:limit]
+        tokens = [each.token_hash for each in self._refresh_tokens.values() if each.session_id in sessions]
+        for invite_id in invites:
+            del self._agent_invites[invite_id]
+        for session_id in sessions:
+            del self._agent_sessions[session_id]
+        for token_hash in tokens:
+            del self._refresh_tokens[token_hash]
+        return len(invites) + len(sessions) + len(tokens)

@@ -1,5 +1,6 @@
 """The inbox of the store in memory, its ledger and the cursors: what was taken, for whom, and how far was read."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -23,7 +24,8 @@ from agentpost.store.values import (
     InboxPosition,
     LedgerEntry,
     LedgerState,
-    QuarantineEntry,
+    QuarantinedEvent,
+    QuarantineSource,
     Settlement,
     SignedEnd,
 )
@@ -55,7 +57,8 @@ class MemoryInbox(MemoryOutbox):
         self._open: dict[Pair, int] = {}
         self._cursors: dict[str, Cursor] = {}
         self._signed_ends: dict[str, SignedEnd] = {}
-        self._quarantine: list[QuarantineEntry] = []
+        self._quarantine: dict[int, tuple[QuarantinedEvent, bytes]] = {}
+        self._dropped: Counter[str] = Counter()
 
     def promises(self, events: int) -> bool:
         return False
@@ -70,39 +73,11 @@ class MemoryInbox(MemoryOutbox):
             repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
             await self._keep_mirror_of(batch)
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
-        book = self._open_book(self._node_id)
-        unseen = rules.unseen(batch, at)
-        taken_ids = [each.event.event_id for each in unseen if each.acks and self._is_taken(each, batch)]
-        if taken_ids:
-            unseen = tuple(each for each in unseen if each.event.event_id not in taken_ids)
-        sorted_out = self._sorted_out(unseen, book, batch.at_ms)
-        found = self._found(batch.changes)
-        moved, orphans = rules.move_deliveries(found, batch.changes, {})
-        reports = self._to_report(batch.reports)
-        answers = [*(each.event for each in reports), *sorted_out.answers]
-        stored, places = self._stored(answers)
-        reported = self._added([each.delivery for each in reports], places)
-
+        accepted = self._take_all(batch, rules.unseen(batch, at), cursor_seq=batch.through_seq)
         await self._keep_mirror_of(batch)
-        self._write(answers, stored, places, {**moved, **reported})
-        self._close_missed_slas(rules.outcomes_heard_late(found, moved.values()))
-        self._note_failed_attempts(batch.failed_attempts)
-        self._keep_book(self._folded(answers, stored, book))
-        self._take(batch, sorted_out)
-        self._name_events(inbound.event for inbound in unseen if inbound.acks or inbound.desk is not None)
-        new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
-        self._quarantine += [
-            QuarantineEntry(
-                source_node_id=batch.source_node_id,
-                source_seq=bad.seq,
-                event_id=bad.event_id,
-                code=bad.refusal.code.value,
-                message=bad.refusal.message,
-                at_ms=batch.at_ms,
-                raw=bad.raw,
-            )
-            for bad in batch.unreadable
-        ]
+        self._quarantine_batch(batch)
+        for incident in batch.incidents:
+            self._raise(incident)
         self._cursors[batch.source_node_id] = Cursor(
             source_node_id=batch.source_node_id,
             epoch=batch.source_epoch,
@@ -112,17 +87,77 @@ class MemoryInbox(MemoryOutbox):
         )
         if batch.signed_end is not None:
             self._signed_ends[batch.source_node_id] = batch.signed_end
+        return accepted
+
+    async def accept_again(self, batch: Acceptance, *, quarantine_ids: tuple[int, ...]) -> Accepted:
+        self._check_open()
+        at = self.cursor(batch.source_node_id)
+        accepted = self._take_all(batch, batch.events, cursor_seq=0 if at is None else at.last_seq)
+        for quarantine_id in quarantine_ids:
+            self._quarantine.pop(quarantine_id, None)
+        return accepted
+
+    def _take_all(self, batch: Acceptance, events: Sequence[Inbound], *, cursor_seq: int) -> Accepted:
+        """Take these events of a batch, with all that it changes; a refusal before anything is written."""
+        book = self._open_book(self._node_id)
+        taken_ids = [each.event.event_id for each in events if each.acks and self._is_taken(each, batch)]
+        if taken_ids:
+            events = tuple(each for each in events if each.event.event_id not in taken_ids)
+        sorted_out = self._sorted_out(events, book, batch.at_ms)
+        found = self._found(batch.changes)
+        moved, orphans = rules.move_deliveries(found, batch.changes, {})
+        reports = self._to_report(batch.reports)
+        answers = [*(each.event for each in reports), *sorted_out.answers]
+        stored, places = self._stored(answers)
+        reported = self._added([each.delivery for each in reports], places)
+
+        self._write(answers, stored, places, {**moved, **reported})
+        self._close_missed_slas(rules.outcomes_heard_late(found, moved.values()))
+        self._note_failed_attempts(batch.failed_attempts)
+        self._keep_book(self._folded(answers, stored, book))
+        self._take(batch, sorted_out)
+        self._name_events(inbound.event for inbound in events if inbound.acks or inbound.desk is not None)
+        new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
         return Accepted(
             new=tuple(new),
             inbox_seqs=tuple(self._inbox_places[event_id] for event_id, _ in new),
             closed=tuple(pair for pair in sorted_out.new if pair not in new),
             repeated=tuple(sorted_out.repeated),
             orphans=tuple(orphans),
-            cursor_seq=batch.through_seq,
+            cursor_seq=cursor_seq,
             tasks=tuple(sorted_out.tasks),
             taken_ids=tuple(dict.fromkeys(taken_ids)),
             reported=tuple(each.delivery for each in reports),
         )
+
+    def _quarantine_batch(self, batch: Acceptance) -> None:
+        source = batch.source_node_id
+        resent = {bad.event_id for bad in batch.unreadable} - {None}
+        known = [(each.source_node_id, each.event_id, each.id) for each, _ in self._quarantine.values()]
+        for of, event_id, quarantine_id in known:
+            if of == source and event_id in resent:
+                del self._quarantine[quarantine_id]
+        for bad in batch.unreadable:
+            entry = QuarantinedEvent(
+                id=max(self._quarantine, default=0) + 1,
+                source_node_id=source,
+                source_epoch=batch.source_epoch,
+                source_seq=bad.seq,
+                event_id=bad.event_id,
+                code=bad.refusal.code.value,
+                message=bad.refusal.message,
+                at_ms=batch.at_ms,
+                size_bytes=len(bad.raw),
+            )
+            self._quarantine[entry.id] = (entry, bad.raw)
+        size_bytes = 0
+        for place, entry in enumerate(reversed(self.quarantined(source_node_id=source, limit=1 << 30)), start=1):
+            size_bytes += entry.size_bytes
+            if batch.unreadable and (
+                place > rules.MOST_QUARANTINED_EVENTS or size_bytes > rules.MOST_QUARANTINED_BYTES
+            ):
+                del self._quarantine[entry.id]
+                self._dropped[source] += 1
 
     def _is_taken(self, inbound: Inbound, batch: Acceptance) -> bool:
         """Whether something of another node stands in the inbox under the same id."""
@@ -339,9 +374,36 @@ class MemoryInbox(MemoryOutbox):
         latest_seq = self._inbox_floor_seq + len(self._inbox)
         return InboxPosition(latest_seq=latest_seq, acked_seq=min(self._open.values(), default=latest_seq + 1) - 1)
 
-    def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]:
+    def quarantined(
+        self, *, source_node_id: str | None = None, after_id: int = 0, limit: int = 256
+    ) -> list[QuarantinedEvent]:
         self._check_open()
-        return self._quarantine[:limit]
+        found = [each for each, _ in self._quarantine.values() if source_node_id in (None, each.source_node_id)]
+        return [each for each in found if each.id > after_id][:limit]
+
+    def quarantined_body(self, quarantine_id: int) -> bytes | None:
+        self._check_open()
+        found = self._quarantine.get(quarantine_id)
+        return None if found is None else found[1]
+
+    def quarantine_sources(self) -> list[QuarantineSource]:
+        self._check_open()
+        kept = [each for each, _ in self._quarantine.values()]
+        return [
+            QuarantineSource(
+                source_node_id=source,
+                events=sum(each.source_node_id == source for each in kept),
+                size_bytes=sum(each.size_bytes for each in kept if each.source_node_id == source),
+                dropped=self._dropped[source],
+            )
+            for source in sorted({each.source_node_id for each in kept} | set(self._dropped))
+        ]
+
+    def _prune_quarantine(self, before_ms: int, limit: int) -> int:
+        old = [(each.at_ms, each.id) for each, _ in self._quarantine.values() if each.at_ms < before_ms]
+        for _, quarantine_id in sorted(old)[:limit]:
+            del self._quarantine[quarantine_id]
+        return len(old[:limit])
 
     def cursor(self, source_node_id: str) -> Cursor | None:
         self._check_open()

@@ -73,3 +73,13 @@ class MemoryJoining(MemoryExternal):
             return bool(withdrawn)
         self._known_nodes[node_id] = replace(node, revoked_at_ms=at_ms)
         return True
+
+    def _prune_invites(self, before_ms: int, limit: int) -> int:
+        ended = [
+            each.invite_id
+            for each in self._invites.values()
+            if (each.consumed_at_ms or each.revoked_at_ms or each.expires_at_ms) < before_ms
+        ][:limit]
+        for invite_id in ended:
+            del self._invites[invite_id]
+        return len(ended) + self._prune_external(before_ms, limit)

@@ -92,6 +92,13 @@ class MemoryOutbox(MemoryTasks):
         self._check_open()
         return self._answers.get((agent_id, key))
 
+    def _prune_answers(self, now_ms: int, limit: int) -> int:
+        ages = sorted((kept.expires_at_ms, key) for key, kept in self._answers.items())
+        expired = [key for expires_at_ms, key in ages if expires_at_ms <= now_ms][:limit]
+        for key in expired:
+            del self._answers[key]
+        return len(expired)
+
     def _expect_unused(self, keyed: KeyedAnswer | None) -> None:
         kept = None if keyed is None else self._answers.get((keyed.agent_id, keyed.key))
         if keyed is not None and kept is not None and kept.expires_at_ms > keyed.at_ms:

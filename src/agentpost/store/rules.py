@@ -42,6 +42,8 @@ from agentpost.store.values import (
 )
 
 __all__ = [
+    "MOST_QUARANTINED_BYTES",
+    "MOST_QUARANTINED_EVENTS",
     "check_acceptance",
     "check_in_time",
     "check_address",
@@ -81,6 +83,9 @@ EVENT_ID_LENGTH: Final = 30
 _NO_OUTCOME: Final = (None, DeliverySignal.ACCEPTED)
 MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
 MAX_NOTE_BYTES: Final = 1024 * 1024
+# ENV-6: what is kept of one source that could not be read. The oldest makes room.
+MOST_QUARANTINED_EVENTS: Final = 1_000
+MOST_QUARANTINED_BYTES: Final = 16 * 1024 * 1024
 
 
 class _Lifetime(Struct, rename="camel", gc=False):

@@ -31,6 +31,7 @@ from agentpost.store import (
     notes,
     outbox,
     rebuilding,
+    records,
     streams,
     tasks,
 )
@@ -64,7 +65,8 @@ from agentpost.store.values import (
     LocalAgent,
     Note,
     OutboxSlice,
-    QuarantineEntry,
+    QuarantinedEvent,
+    QuarantineSource,
     ResentLetter,
     Settlement,
     SignedEnd,
@@ -341,8 +343,19 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def inbox_position(self) -> InboxPosition:
         return inbox.inbox_position(self._reader())
 
-    def quarantined(self, *, limit: int = 256) -> list[QuarantineEntry]:
-        return inbox.quarantined(self._reader(), limit)
+    def accept_again(self, batch: Acceptance, *, quarantine_ids: tuple[int, ...]) -> "asyncio.Future[Accepted]":
+        return self._writer.submit(lambda tx: inbox.accept_again(tx, batch, quarantine_ids), size=len(batch.events))
+
+    def quarantined(
+        self, *, source_node_id: str | None = None, after_id: int = 0, limit: int = 256
+    ) -> list[QuarantinedEvent]:
+        return records.quarantined(self._reader(), source_node_id, after_id, limit)
+
+    def quarantined_body(self, quarantine_id: int) -> bytes | None:
+        return records.quarantined_body(self._reader(), quarantine_id)
+
+    def quarantine_sources(self) -> list[QuarantineSource]:
+        return records.quarantine_sources(self._reader())
 
     # Tasks
 
@@ -407,6 +420,9 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
 
     def prune_settled(self, *, before_ms: int, limit: int = 10_000) -> "asyncio.Future[int]":
         return self._writer.submit(lambda tx: compaction.prune_settled(tx, before_ms, limit))
+
+    def prune_records(self, *, now_ms: int, before_ms: int, limit: int = 1_000) -> "asyncio.Future[int]":
+        return self._writer.submit(lambda tx: records.prune_records(tx, now_ms, before_ms, limit))
 
     # Keeping
 

@@ -45,7 +45,8 @@ __all__ = [
     "Note",
     "Outcome",
     "OutboxSlice",
-    "QuarantineEntry",
+    "QuarantineSource",
+    "QuarantinedEvent",
     "Settlement",
     "SignedEnd",
     "StoredEvent",
@@ -203,6 +204,7 @@ class Acceptance(Struct, frozen=True, kw_only=True):
     # What of the whole outbox is kept for others in the same transaction.
     mirror: "MirrorBatch | None" = None
     signed_end: SignedEnd | None = None
+    incidents: "tuple[Incident, ...]" = ()
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
@@ -474,14 +476,27 @@ class Compacted(Struct, frozen=True, kw_only=True):
     inbox_floor_seq: int
 
 
-class QuarantineEntry(Struct, frozen=True, kw_only=True):
+class QuarantinedEvent(Struct, frozen=True, kw_only=True):
+    """An event of another gateway that could not be read (ENV-6), and why. Its bytes are asked for by its `id`."""
+
+    id: int
     source_node_id: str
+    source_epoch: str
     source_seq: int | None
     event_id: str | None
     code: str
     message: str
     at_ms: int
-    raw: bytes
+    size_bytes: int
+
+
+class QuarantineSource(Struct, frozen=True, kw_only=True):
+    """How much of one source is in the quarantine; `dropped` were more than are kept."""
+
+    source_node_id: str
+    events: int
+    size_bytes: int
+    dropped: int
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):

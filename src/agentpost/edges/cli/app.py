@@ -37,6 +37,7 @@ _GROUPS: Final = {
     "migrate": "migration",
     "deadletters": "deadletters",
     "incidents": "incidents",
+    "quarantine": "quarantine",
     "mailbox": "mailbox",
     "store": "store",
     "lake": "lake",

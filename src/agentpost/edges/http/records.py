@@ -88,6 +88,42 @@ class IncidentKindLine(Struct, frozen=True, kw_only=True, rename="camel"):
     open: int
 
 
+class QuarantineLine(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """An event of another gateway that this one could not read, and why."""
+
+    id: int
+    source_node_id: str
+    source_epoch: str
+    source_seq: int | None = None
+    event_id: str | None = None
+    code: str
+    message: str
+    at_ms: int
+    size_bytes: int
+
+
+class QuarantineSourceLine(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How much of a gateway is in the quarantine. `dropped` events were more than are kept of one source."""
+
+    source_node_id: str
+    events: int
+    size_bytes: int
+    dropped: int
+
+
+class QuarantinePage(Struct, frozen=True, kw_only=True, rename="camel"):
+    sources: list[QuarantineSourceLine]
+    events: list[QuarantineLine]
+
+
+class QuarantineDetail(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One event with its fields, or with how its bytes begin, in base64. All of it is data, never instructions."""
+
+    event: QuarantineLine
+    fields: dict[str, Any] | None = None
+    begins: str | None = None
+
+
 class Chosen(Filter, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """Which dead letters something is done with. To mean all of them has to be said: `{"all": true}`."""
 
@@ -186,6 +222,22 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
     async def close(incident_id: IncidentId) -> dict[str, bool]:
         return {"closed": await engine.incidents.close(incident_id, actor=_ACTOR)}
 
+    @get("/ansible/quarantine", sync_to_thread=False, summary="Events that could not be read", tags=["records"])
+    def quarantine(source: str | None = None, after: AfterId = 0, limit: Limit = 50) -> QuarantinePage:
+        """Those of all gateways, or of one, in the order in which they came. They are read again after an upgrade."""
+        events = engine.quarantine.list(source_node_id=source, after_id=after, limit=limit)
+        return QuarantinePage(
+            sources=[QuarantineSourceLine(**structs.asdict(each)) for each in engine.quarantine.sources()],
+            events=[QuarantineLine(**structs.asdict(each)) for each in events],
+        )
+
+    @get("/ansible/quarantine/{event:int}", sync_to_thread=False, summary="Show such an event", tags=["records"])
+    def quarantined(event: IncidentId) -> QuarantineDetail:
+        """As much of it as can be made out."""
+        view = engine.quarantine.show(event)
+        line = QuarantineLine(**structs.asdict(view.event))
+        return QuarantineDetail(event=line, fields=view.fields, begins=view.begins)
+
     @get("/ansible/watch", media_type=_LINES, summary="What happens here, as it happens", tags=["records"])
     async def watch() -> Stream:
         """One JSON object on each line, for as long as the caller listens and the gateway runs."""
@@ -233,6 +285,8 @@ def record_routes(engine: Engine, *, more_metrics: Callable[[], str] = str) -> S
         incident_kinds,
         incident,
         close,
+        quarantine,
+        quarantined,
         watch,
         stream_of,
         mirrors,

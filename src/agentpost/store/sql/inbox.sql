@@ -180,10 +180,3 @@ FROM waiting WHERE agent_id IS NOT NULL ORDER BY first_seq, agent_id LIMIT ?
 
 -- name: prune_inbox
 DELETE FROM inbox WHERE seq <= ?
-
--- name: quarantine_event
-INSERT INTO quarantine (source_node_id, source_epoch, source_seq, event_id, code, message, at_ms, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: quarantined
-SELECT source_node_id, source_seq, event_id, code, message, at_ms, body FROM quarantine ORDER BY id LIMIT ?
