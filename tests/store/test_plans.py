@@ -46,7 +46,7 @@ SCANS = {
     "latest_invites": "newest first, with a limit",
     "next_in_line": "the first row",
     "outbox_head": "the last row",
-    "quarantined": "oldest first, with a limit",
+    "quarantine_sources": "at most 1,000 rows of each gateway",
     # Indexes that hold no more than what is asked for.
     "count_deliveries": "an index of states; one row for each delivery, for the metrics",
     "count_open_incidents": "what is open",
@@ -62,6 +62,7 @@ SORTS = {
     "failing_before": "what one agent fails with now, and from one sender",
     "expired_mail": "what expires in the same millisecond",
     "missing_payloads": "what is not here yet, after a start",
+    "quarantine_sources": "one row for each gateway",
     "page_in_flight": "what is in flight, which is little",
     "unaccepted_by": "a page",
     "unaccepted_counts": "one row for each gateway",

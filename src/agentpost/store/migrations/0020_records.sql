@@ -10,3 +10,9 @@ CREATE TABLE quarantine_dropped (
 
 -- Closed incidents are forgotten after a while, the oldest first.
 CREATE INDEX incidents_closed ON incidents (closed_at_ms) WHERE closed_at_ms IS NOT NULL;
+
+-- The same for invites that were used, withdrawn or have expired, and for sessions of agents outside that have ended.
+CREATE INDEX invites_ended ON invites (coalesce(consumed_at_ms, revoked_at_ms, expires_at_ms));
+CREATE INDEX agent_invites_ended ON agent_invites (coalesce(consumed_at_ms, withdrawn_at_ms, expires_at_ms));
+CREATE INDEX agent_sessions_ended ON agent_sessions (coalesce(ended_at_ms, expires_at_ms));
+CREATE INDEX refresh_tokens_by_session ON refresh_tokens (session_id);
