@@ -272,7 +272,7 @@ def test_an_incident_says_what_it_is_about_and_what_to_do(tmp_path: Path, monkey
         event_id = incident["detail"]["eventId"]
         shown = agentpost(*words(gateway, "incidents", "show", str(incident["id"]))).stdout
         assert f"agentpost resolve {event_id} --agent slow --how retry" in shown
-        assert "When it is resolved." in shown
+        assert "When it is resolved" in shown
         kinds = agentpost(*words(gateway, "incidents", "kinds")).stdout
         assert "indeterminate (1 open)" in kinds
 
