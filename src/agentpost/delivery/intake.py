@@ -207,11 +207,7 @@ class Intake:
         self._wakeups.batch_taken(accepted)
         if accepted.repeated and (resent := _sent_again(reading, accepted)):
             self._wakeups.repeats_heard(resent)
-        await self._report_strangers(batch.source_node_id, accepted.orphans)
-        if accepted.taken_ids:
-            # An id that does not tell whose it is may be used first by whoever knows it. The sender gets no ACK.
-            await self.report(IncidentKind.EVENT_ID_TAKEN, batch.source_node_id, eventId=accepted.taken_ids[0])
-        self._wake(reading, accepted)
+        await self._tell(batch.source_node_id, reading, accepted)
         return Taken(cursor_seq=accepted.cursor_seq, new=accepted.new)
 
     async def take_again(self, event: QuarantinedEvent, raw: bytes) -> bool:
@@ -238,16 +234,22 @@ class Intake:
                 through_seq=0,
                 events=tuple(reading.events),
                 changes=tuple(reading.changes),
+                failed_attempts=tuple(reading.failed_attempts),
+                reports=tuple(reading.reports),
                 at_ms=self._clock.now_ms(),
             ),
             quarantine_ids=(event.id,),
         )
         self._wakeups.batch_taken(accepted)
-        self._wake(reading, accepted)
+        await self._tell(batch.source_node_id, reading, accepted)
         return True
 
-    def _wake(self, reading: _Reading, accepted: Accepted) -> None:
+    async def _tell(self, source: str, reading: _Reading, accepted: Accepted) -> None:
         """Tell of what a batch brought."""
+        await self._report_strangers(source, accepted.orphans)
+        if accepted.taken_ids:
+            # An id that does not tell whose it is may be used first by whoever knows it. The sender gets no ACK.
+            await self.report(IncidentKind.EVENT_ID_TAKEN, source, eventId=accepted.taken_ids[0])
         if accepted.new or accepted.closed:
             # The ACKs stand in our own outbox now (PIPE-2). Agents that are quick have more to say in a moment.
             self._wakeups.outbox_grew(in_hurry=False)

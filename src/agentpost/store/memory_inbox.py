@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agentpost.protocol.delivery import Change
 from agentpost.protocol.envelope import Event
 from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.timestamps import parse_ms
@@ -21,7 +20,6 @@ from agentpost.store.values import (
     Accepted,
     BacklogItem,
     Cursor,
-    FailureReport,
     Inbound,
     InboxPosition,
     LedgerEntry,
@@ -75,26 +73,8 @@ class MemoryInbox(MemoryOutbox):
             repeated = [(each.event.event_id, agent_id) for each in batch.events for agent_id in each.acks]
             await self._keep_mirror_of(batch)
             return Accepted(new=(), repeated=tuple(repeated), orphans=(), cursor_seq=at.last_seq)
-        book = self._open_book(self._node_id)
-        unseen = rules.unseen(batch, at)
-        taken_ids = [each.event.event_id for each in unseen if each.acks and self._is_taken(each, batch)]
-        if taken_ids:
-            unseen = tuple(each for each in unseen if each.event.event_id not in taken_ids)
-        sorted_out = self._sorted_out(unseen, book, batch.at_ms)
-        found = self._found(batch.changes)
-        moved, orphans = rules.move_deliveries(found, batch.changes, {})
-        reports = self._to_report(batch.reports)
-        answers = [*(each.event for each in reports), *sorted_out.answers]
-        stored, places = self._stored(answers)
-        reported = self._added([each.delivery for each in reports], places)
-
+        accepted = self._take_all(batch, rules.unseen(batch, at), cursor_seq=batch.through_seq)
         await self._keep_mirror_of(batch)
-        self._write(answers, stored, places, {**moved, **reported})
-        self._close_missed_slas(rules.outcomes_heard_late(found, moved.values()))
-        self._note_failed_attempts(batch.failed_attempts)
-        self._keep_book(self._folded(answers, stored, book))
-        self._take(batch, sorted_out)
-        self._name_events(inbound.event for inbound in unseen if inbound.acks or inbound.desk is not None)
         self._quarantine_batch(batch)
         for incident in batch.incidents:
             self._raise(incident)
@@ -107,13 +87,22 @@ class MemoryInbox(MemoryOutbox):
         )
         if batch.signed_end is not None:
             self._signed_ends[batch.source_node_id] = batch.signed_end
-        return self._accepted(sorted_out, orphans, taken_ids, reports, cursor_seq=batch.through_seq)
+        return accepted
 
     async def accept_again(self, batch: Acceptance, *, quarantine_ids: tuple[int, ...]) -> Accepted:
         self._check_open()
+        at = self.cursor(batch.source_node_id)
+        accepted = self._take_all(batch, batch.events, cursor_seq=0 if at is None else at.last_seq)
+        for quarantine_id in quarantine_ids:
+            self._quarantine.pop(quarantine_id, None)
+        return accepted
+
+    def _take_all(self, batch: Acceptance, events: Sequence[Inbound], *, cursor_seq: int) -> Accepted:
+        """Take these events of a batch, with all that it changes; a refusal before anything is written."""
         book = self._open_book(self._node_id)
-        taken_ids = [each.event.event_id for each in batch.events if each.acks and self._is_taken(each, batch)]
-        events = [each for each in batch.events if each.event.event_id not in taken_ids]
+        taken_ids = [each.event.event_id for each in events if each.acks and self._is_taken(each, batch)]
+        if taken_ids:
+            events = tuple(each for each in events if each.event.event_id not in taken_ids)
         sorted_out = self._sorted_out(events, book, batch.at_ms)
         found = self._found(batch.changes)
         moved, orphans = rules.move_deliveries(found, batch.changes, {})
@@ -121,27 +110,13 @@ class MemoryInbox(MemoryOutbox):
         answers = [*(each.event for each in reports), *sorted_out.answers]
         stored, places = self._stored(answers)
         reported = self._added([each.delivery for each in reports], places)
+
         self._write(answers, stored, places, {**moved, **reported})
         self._close_missed_slas(rules.outcomes_heard_late(found, moved.values()))
         self._note_failed_attempts(batch.failed_attempts)
         self._keep_book(self._folded(answers, stored, book))
         self._take(batch, sorted_out)
         self._name_events(inbound.event for inbound in events if inbound.acks or inbound.desk is not None)
-        for quarantine_id in quarantine_ids:
-            self._quarantine.pop(quarantine_id, None)
-        at = self.cursor(batch.source_node_id)
-        cursor_seq = 0 if at is None else at.last_seq
-        return self._accepted(sorted_out, orphans, taken_ids, reports, cursor_seq=cursor_seq)
-
-    def _accepted(
-        self,
-        sorted_out: "_SortedOut",
-        orphans: Sequence[Change],
-        taken_ids: Sequence[EventId],
-        reports: Sequence[FailureReport],
-        *,
-        cursor_seq: int,
-    ) -> Accepted:
         new = [pair for pair, ruling in sorted_out.new.items() if ruling is None or ruling.outcome is None]
         return Accepted(
             new=tuple(new),
