@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _MOST_TOGETHER: Final = 256
 _CHECKPOINT_AT_PAGES: Final = 2_000
-_COMMITS_A_LOOK_AT_THE_LOG: Final = 8
+_COMMITS_A_LOOK_AT_THE_LOG: Final = 32
 
 _log = logging.getLogger(__name__)
 
@@ -213,10 +213,11 @@ class WorkerThread:
             jobs, more = self._take()
             if jobs:
                 self._committer.run(jobs)
+                # Before the answer: what this thread does after it takes the interpreter from those who were answered.
+                self._committer.look_at_log()
                 # A closed loop has nobody who waits any more, and what was written stays written.
                 with contextlib.suppress(RuntimeError):
                     jobs[0].future.get_loop().call_soon_threadsafe(self._answer, jobs)
-                self._committer.look_at_log()
 
     def _answer(self, jobs: list[_Job]) -> None:
         for job in jobs:

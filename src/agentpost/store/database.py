@@ -11,7 +11,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +74,7 @@ class Database:
         # Grows with everything that is, or is about to be, written.
         self.writes = 0
         self._syncs = True
+        self._only_reads = False
         # Called between transactions, whenever the log is about to be moved into the file.
         self.before_checkpoint: Callable[[], None] | None = None
 
@@ -118,7 +119,9 @@ class Database:
             connection.pragma("query_only", True)
             # Only the writer moves the log into the file: it notes the sums of pages before.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        return cls(connection)
+        database = cls(connection)
+        database._only_reads = True
+        return database
 
     def _prepare(self, path: Path, synchronous: str, *, busy_timeout_ms: int = _BUSY_TIMEOUT_MS) -> None:
         connection = self._connection
@@ -377,8 +380,16 @@ class Database:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the file. The last one to do so moves the log into it, and what goes wrong there is not told."""
+        """Let go of the file. The last one to do so moves the log into it, and what goes wrong there is not told.
+
+        A connection that only reads leaves a log that holds something to the writer.
+        """
         with translated:
+            if self._only_reads:
+                with suppress(apsw.Error):
+                    self.rollback()
+                    is_empty = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0] <= 0
+                    self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(not is_empty))
             self._connection.close()
 
     def abandon(self) -> None:
