@@ -185,6 +185,28 @@ def test_a_node_whose_clock_was_set_back_takes_up_its_number() -> None:
     assert entry.clock > far_ahead
 
 
+def test_a_heartbeat_at_no_time_is_a_heartbeat() -> None:
+    """A number beyond all calendars says nothing of a clock; that the node is there counts all the same."""
+    hub, _ = a_meeting()
+    relay = hub.open(OTHER_SEED)
+    for number in (2**52, 2**52 + 1):
+        relay.receive(a_beat(EDGE, number))
+    assert status(hub, EDGE) is NodeStatus.ONLINE
+    assert hub.room.presence.clocks_ahead_ms() == {}
+
+
+def test_a_clock_that_was_set_back_is_told_as_it_is() -> None:
+    """The heartbeat says the time of the clock, and a number beside it that only grows."""
+    clock = FakeClock()
+    hub = a_hub(a_populated_room(clock=clock), clock)
+    (before,) = hub.awareness.beat()
+    clock.step_back(3_600_000)
+    (after,) = hub.awareness.beat()
+    assert after.state is not None
+    assert after.state["heartbeatAt"] == clock.now_ms()
+    assert after.state["beat"] == after.clock > before.clock
+
+
 @pytest.mark.req("ROOM-6")
 def test_a_revoked_node_is_not_present() -> None:
     """Its signature counts no more."""
