@@ -120,7 +120,7 @@ class RecordTable:
         for map_name, key, record, problem in shown:
             self._put(map_name, key, record)
             changed.setdefault(map_name, set()).add(key)
-            has_statements = has_statements or is_statement(map_name, key)
+            has_statements = has_statements or (map_name == "coordination" and is_statement(map_name, key))
             if record is None and problem:
                 self._aside[map_name, key] = Aside(problem)
             else:
@@ -164,7 +164,7 @@ class RecordTable:
             self._held[map_name, record["signedBy"]] += 1
             if is_removed(record):
                 self._removed[map_name, record["signedBy"]] += 1
-        if is_statement(map_name, key):
+        if map_name == "coordination" and is_statement(map_name, key):
             gone = self._statements.pop(key, None)
             if gone is not None:
                 self._said.pop(gone.sig, None)
@@ -237,7 +237,7 @@ class RecordTable:
         """Why this record would not be believed, if the document showed it; None if it would."""
         signer: str = record["signedBy"]
         member = self.members.nodes.get(signer)
-        if is_statement(map_name, key):
+        if map_name == "coordination" and is_statement(map_name, key):
             return None if self._counts(key, record) else self._aside_of(map_name, key, record, "it does not count")
         if member is None:
             return Aside(f"{signer} is not a member of this mesh", signer)
