@@ -131,7 +131,8 @@ class RoomHost:
             return stored
         return KnownNode(
             node_id=node_id,
-            signing_public=member.public_key,
+            # One that was revoked before it ever came has no key.
+            signing_public=member.public_key or None,
             sealing_public=self._sealing_key(node_id, stored, member),
             tier=member.tier,
             admitted_by=member.said_by,
