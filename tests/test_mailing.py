@@ -7,12 +7,11 @@ from agentpost.mailing import CursorsInRoom, RoomCopyWriter
 from agentpost.protocol.snapshot import MOST_WAITING
 from agentpost.protocol.timestamps import format_ms
 from agentpost.room.document import Room
-from agentpost.room.host import PROTOCOL_VERSION
 from agentpost.room.records import canonical
 from agentpost.room.schema import MAX_RECORD_BYTES
 from agentpost.room.view import RoomView
 from agentpost.testing import START_MS
-from tests.room.building import EDGE, SEED, a_node, a_populated_room, bring
+from tests.room.building import EDGE, SEED, a_populated_room
 
 
 @pytest.fixture
@@ -92,28 +91,6 @@ async def test_so_many_agents_as_are_told_of_always_have_room(room: Room) -> Non
     assert record is not None
     assert record["waitingByAgent"] == own.waiting_by_agent
     assert len(canonical(record)) - len(SEED) + 128 <= MAX_RECORD_BYTES
-
-
-@pytest.mark.req("ROOM-3")
-async def test_nothing_is_told_that_a_gateway_of_before_would_refuse(room: Room) -> None:
-    """While one is in the mesh, the numbers of single agents stay at home; they are told once it is upgraded."""
-    own = DeliveryCopy(
-        inbox_cursor_acked=5,
-        inbox_cursor_seen=9,
-        latest_seq=9,
-        epoch="e",
-        dead_letter_count=0,
-        incident_count=0,
-        waiting_by_agent={"builder": 4},
-        agents_waiting=1,
-    )
-    bring(room, EDGE, "nodes", EDGE, a_node(EDGE, protocolVersion="1.0"))
-    await RoomCopyWriter(room).publish(own, [])
-    assert room.records("delivery")[SEED].keys().isdisjoint({"waitingByAgent", "agentsWaiting"})
-    assert (RoomView(room).waiting_at(SEED), RoomView(room).waiting_for("builder", node_id=SEED)) == (4, None)
-    bring(room, EDGE, "nodes", EDGE, a_node(EDGE, protocolVersion=PROTOCOL_VERSION))
-    await RoomCopyWriter(room).publish(own, [])
-    assert RoomView(room).waiting_for("builder", node_id=SEED) == 4
 
 
 async def test_a_copy_that_the_room_refuses_stops_nothing(room: Room, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,10 +2,8 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.hub import OnRegressed
@@ -26,9 +24,6 @@ from agentpost.world import Chance, Clock
 __all__ = ["CursorsInRoom", "RoomCopyWriter", "make_engine"]
 
 _log = logging.getLogger(__name__)
-
-# What gateways say they speak that know of no agents in a delivery record.
-_WITHOUT_AGENTS: Final = "1.0"
 
 
 def make_engine(
@@ -90,14 +85,9 @@ class RoomCopyWriter:
     async def publish(self, own: DeliveryCopy | None, cursors: Sequence[CursorCopy]) -> None:
         try:
             if own is not None:
-                self._room.write("delivery", self._room.node_id, msgspec.to_builtins(self._as_understood(own)))
+                self._room.write("delivery", self._room.node_id, msgspec.to_builtins(own))
             for cursor in cursors:
                 key = f"{cursor.consumer_node_id}/{cursor.source_node_id}"
                 self._room.write("delivery.cursors", key, msgspec.to_builtins(cursor))
         except Refusal as refusal:
             _log.warning("a copy for the room was refused: %s", refusal.message)
-
-    def _as_understood(self, own: DeliveryCopy) -> DeliveryCopy:
-        """The copy as all gateways of the mesh can read it: one that does not know a field ends the connection."""
-        versions = {node.protocol_version for node in self._room.snapshot().nodes.values()}
-        return replace(own, waiting_by_agent=None, agents_waiting=None) if _WITHOUT_AGENTS in versions else own

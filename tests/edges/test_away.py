@@ -36,6 +36,8 @@ def test_a_sender_hears_how_much_each_of_those_who_are_away_has_waiting(tmp_path
             send(agent_id)
         eventually(lambda: said_of_agents() == {"tester": 1, "writer": 3})
         assert lab.end(signal.SIGKILL) != 0
+        # It said no goodbye: three heartbeats that do not come are one.
+        now.advance(31_000)
         eventually(lambda: not send("idler")[0]["isOnline"])
         told = {each["agentId"]: (each["isOnline"], each["waiting"]) for each in send(*agents)}
         assert told == {"tester": (False, 1), "writer": (False, 3), "idler": (False, 0)}

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from agentpost.edges.cli.gateway import quiet_libraries
+from agentpost.protocol.snapshot import ROOM_VERSION
 from agentpost.testing import FakeClock
 from tests.edges.meshing import ROOM, Stranger, invite
 from tests.edges.running import NO_LIMITS, ServedGateway, running_gateway, served_gateway
@@ -255,7 +256,7 @@ def test_whoever_tries_too_often_is_told_when_to_come_back(tmp_path: Path) -> No
     clock = FakeClock()
     with served_gateway(tmp_path / "vps-jane", clock=clock, attempts_per_address=1) as seed:
         stranger = Stranger("mbp-jane", tmp_path / "stranger", seed.url)
-        guess = {"nodeId": "mbp-jane", "nonce": "nonce", "inviteToken": "agp_guess"}
+        guess = {"nodeId": "mbp-jane", "nonce": "nonce", "inviteToken": "agp_guess", "protocolVersion": ROOM_VERSION}
         for path, body, first in (
             ("/ansible/auth/challenge", {"nodeId": "mbp-jane"}, 200),
             ("/ansible/auth/exchange", guess, 401),

@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from agentpost.protocol.errors import Refusal
+from agentpost.protocol.snapshot import ROOM_VERSION
 from tests.edges.meshing import PATIENCE_SECONDS, ROOM, Stranger, eventually, invite, statuses
 from tests.edges.running import RunningGateway, running_gateway
 
@@ -197,7 +198,7 @@ def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
     """Who guesses tokens is soon told to wait, and for how long."""
     with running_gateway(tmp_path / "vps", "--attempts-per-address", "1") as seed:
         stranger = Stranger("mbp-jane", tmp_path / "stranger", seed.url)
-        guess = {"nodeId": "mbp-jane", "nonce": "nonce", "inviteToken": "agp_guess"}
+        guess = {"nodeId": "mbp-jane", "nonce": "nonce", "inviteToken": "agp_guess", "protocolVersion": ROOM_VERSION}
         answers = [stranger.post("/ansible/auth/exchange", guess) for _ in range(3)]
     assert answers[0].status_code == 401
     # A minute would have to pass between two of them for it to be otherwise.

@@ -64,7 +64,7 @@ def test_a_yjs_client_is_thrown_out_for_anothers_record(
     """A write to the seed's record ends the connection with 1008, and the record stays as it was."""
     seen = client(stranger, stranger.ticket(invite(seed)), "foreign", tmp_path / "stranger")
     assert (seen["code"], seen["reason"]) == (1008, "write_denied")
-    assert statuses(seed) == {"vps-jane": "online"}
+    assert statuses(seed) == {"vps-jane": "online", "mbp-jane": "offline"}
 
 
 @pytest.mark.req("AUTH-1")

@@ -89,8 +89,8 @@ def a_statement(
 def revoke(room: Room, node_id: str, *, by: str, peer: str | None = None) -> None:
     """Let a node say in a room that another is revoked, with all that it has seen there."""
     named = room._table.members.next_statement(by, node_id)  # pyright: ignore[reportPrivateUsage]
-    key, said = a_statement(node_id, by=by, act="revoke", **named)
-    bring(room, by, "coordination", key, said, peer=peer)
+    key, said = a_statement(node_id, by=by, act="revoke")
+    bring(room, by, "coordination", key, said | named, peer=peer)
 
 
 _references = iter(range(1, 1 << 32))
@@ -177,7 +177,7 @@ def bring(
     """Let a peer bring a record that the signer wrote with a plain Yjs client; gives the update."""
     if rev is None:
         present = room._table.shown(map_name, key)  # pyright: ignore[reportPrivateUsage]
-        rev = START_MS if present is None else present["rev"] + 1
+        rev = START_MS if present is None else int(present["rev"]) + 1
     update = written(room, map_name, key, signed(signer, map_name, key, fields, rev=rev, by=by))
     room.receive(update, peer=peer or signer)
     return update

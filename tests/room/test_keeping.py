@@ -32,6 +32,7 @@ from tests.room.building import (
     signed,
     text_key,
     visible,
+    written,
 )
 from tests.store.building import open_sqlite, refused
 
@@ -316,4 +317,43 @@ async def test_two_meshes_do_not_become_one(store: Store) -> None:
     assert EDGE in caught.value.message
     assert "agentpost up --home" in (caught.value.hint or "")
     assert host.room.root.node_id == store.node_id
+    await host.stop()
+
+
+@pytest.mark.req("ROOM-3")
+async def test_a_record_that_is_set_aside_is_one_incident_a_signer_and_hour(store: Store) -> None:
+    """It names who brought it; what the signer writes next is no news, and another signer's is."""
+    host = await a_host(store)
+    for number, signer in enumerate((EDGE, EDGE, OTHER_SEED)):
+        record = signed(signer, "agents", f"agent-{number}", {"ownerNodeId": signer})
+        update = written(host.room, "agents", f"agent-{number}", record)
+        host.room.receive(update, peer="relay-jane", is_seed=True)
+    await host.stop()
+    found = [each for each in store.incidents(limit=10) if each.kind == "record_set_aside"]
+    assert sorted(each.subject for each in found) == sorted([EDGE, OTHER_SEED])
+    assert {each.detail["broughtBy"] for each in found} == {"relay-jane"}
+
+
+@pytest.mark.req("ROOM-5")
+async def test_an_edge_node_that_is_refused_takes_the_room_anew_once(store: Store) -> None:
+    """Its log holds the new room only; what it wrote itself is written again when the room is here."""
+    host = await a_host(store, tier=NodeTier.EDGE)
+    host.room.write("agents", "carol", {"ownerNodeId": store.node_id})
+    assert host.start_over()
+    assert host.room.record("agents", "carol") is None
+    assert not host.start_over(), "only just now"
+    host.bring_back()
+    await host.stop()
+    again = await a_host(store, tier=NodeTier.EDGE, seed=2)
+    carol = again.room.record("agents", "carol")
+    assert carol is not None
+    assert carol["ownerNodeId"] == store.node_id
+    await again.stop()
+
+
+@pytest.mark.req("ROOM-5")
+async def test_a_seed_does_not_forget_its_room_because_another_refuses_it(store: Store) -> None:
+    """Others go by it."""
+    host = await a_host(store)
+    assert not host.start_over()
     await host.stop()

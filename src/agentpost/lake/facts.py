@@ -104,7 +104,7 @@ def _of_room(room: Room) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
             ("node", node_id),
             {
                 "tier": member.tier.value,
-                "signingPublic": member.public_key,
+                "signingPublic": member.public_key or None,
                 "status": "revoked" if member.is_revoked else "active",
             },
         )

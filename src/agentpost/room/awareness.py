@@ -1,10 +1,10 @@
 """Awareness, the part of y-protocols that is not kept: which node is there, by its own signed word.
 
-A state is a heartbeat, `{"nodeId": …, "heartbeatAt": epoch ms, "sig": …}`, or a goodbye, which has `"status":
-"offline"` too. Each node has one, whatever Yjs client it came under. Only a later one of the same node takes its
-place; so nobody can speak for another, say goodbye for it, or bring an old word back. Who says nothing ages out
-(`presence`). A Yjs client without the node's key may send a state without a signature on its own session; then it is
-present at that gateway only. Nothing of it reaches the document or the disk.
+A state is a heartbeat, `{"nodeId": …, "heartbeatAt": epoch ms, "sig": …}` (with a `beat` where the clock was set
+back), or a goodbye, which has `"status": "offline"` too. Each node has one, whatever Yjs client it came under. Only a
+later one of the same node takes its place; so nobody can speak for another, say goodbye for it, or bring an old word
+back. Who says nothing ages out (`presence`). A Yjs client without the node's key may send a state without a signature
+on its own session; then it is present at that gateway only. Nothing of it reaches the document or the disk.
 """
 
 import json
@@ -24,7 +24,7 @@ from agentpost.world import Clock
 __all__ = ["Awareness", "Entry", "decode_awareness", "encode_awareness", "signed_state"]
 
 MAX_STATE_BYTES: Final = 512
-_FIELDS: Final = frozenset({"nodeId", "heartbeatAt", "clockAt", "status", "sig"})
+_FIELDS: Final = frozenset({"nodeId", "heartbeatAt", "beat", "status", "sig"})
 _OFFLINE: Final = "offline"
 _LARGEST: Final = 2**53 - 2
 # The end of the year 9999: what is beyond is no time.
@@ -53,7 +53,7 @@ class Heard(NamedTuple):
 
 class _Held(NamedTuple):
     entry: Entry
-    heartbeat_at: int
+    number: int
     heard_at_ms: int
 
 
@@ -92,16 +92,13 @@ def signed_state(
     heartbeat_at: int,
     signing: Ed25519PrivateKey,
     *,
+    number: int | None = None,
     is_goodbye: bool = False,
-    clock_at: int | None = None,
 ) -> dict[str, Any]:
-    """A node's word that it is there, or that it leaves.
-
-    `heartbeat_at` only grows; `clock_at` says what the node's clock shows where that is less: it was set back.
-    """
+    """A node's word that it is there, or that it leaves. `number` is given where the time would be an earlier one."""
     said: dict[str, Any] = {"nodeId": node_id, "heartbeatAt": heartbeat_at}
-    if clock_at is not None and clock_at != heartbeat_at:
-        said["clockAt"] = clock_at
+    if number is not None and number != heartbeat_at:
+        said["beat"] = number
     if is_goodbye:
         said["status"] = _OFFLINE
     return said | {"sig": sign_bytes(signing, _message(said))}
@@ -141,13 +138,13 @@ class Awareness:
         for entry in entries:
             if entry.state is None:
                 continue  # y-protocols' way to say that a client is gone, for whomever: it proves nothing
-            node_id, heartbeat_at = _form(entry.state)
+            node_id, number = _form(entry.state)
             if node_id == peer:
-                self._hear_peer(entry, heartbeat_at, heard)
+                self._hear_peer(entry, number, heard)
             elif node_id == self._node_id:
-                heard.own.extend(self._catch_up(entry, heartbeat_at))
-            elif is_relay and self._is_news(entry, heartbeat_at):
-                self._hold(entry, heartbeat_at)
+                heard.own.extend(self._catch_up(entry, number))
+            elif is_relay and self._is_news(entry, number):
+                self._hold(entry, number)
                 heard.news.append(entry)
         return heard if may_relay else heard._replace(news=[])
 
@@ -159,23 +156,22 @@ class Awareness:
 
     def _say(self, *, is_goodbye: bool) -> Entry:
         # Never below an earlier one, also when the clock was set back.
-        self._latest = max(self._clock.now_ms(), self._latest + 1)
-        state = signed_state(
-            self._node_id, self._latest, self._signing, is_goodbye=is_goodbye, clock_at=self._clock.now_ms()
-        )
+        now_ms = self._clock.now_ms()
+        self._latest = max(now_ms, self._latest + 1)
+        state = signed_state(self._node_id, now_ms, self._signing, number=self._latest, is_goodbye=is_goodbye)
         entry = Entry(client_tag(self._node_id), self._latest, state)
         self._hold(entry, self._latest)
         return entry
 
-    def _hear_peer(self, entry: Entry, heartbeat_at: int, heard: Heard) -> None:
+    def _hear_peer(self, entry: Entry, number: int, heard: Heard) -> None:
         """Take a peer's word for itself, on its own session: that outweighs what others say of it."""
         state = entry.state or {}
         held = self._held.get(_node_of(entry))
         if held is not None and held.entry.state == state:
             return
         is_signed = "sig" in state and self._is_signed(state)
-        if is_signed and (held is None or heartbeat_at > held.heartbeat_at):
-            self._hold(entry, heartbeat_at)
+        if is_signed and (held is None or number > held.number):
+            self._hold(entry, number)
             heard.news.append(entry)
             return
         # Without the node's key, or with one that is not known here yet, or from before what it said already: who has
@@ -185,17 +181,17 @@ class Awareness:
         if held is not None and is_signed:
             heard.answer.append(held.entry)
 
-    def _catch_up(self, entry: Entry, heartbeat_at: int) -> list[Entry]:
+    def _catch_up(self, entry: Entry, number: int) -> list[Entry]:
         """Others have a later word of this node than it remembers: what it says next has to be later still."""
-        if heartbeat_at <= self._latest or self._has_left or not self._is_signed(entry.state or {}):
+        if number <= self._latest or self._has_left or not self._is_signed(entry.state or {}):
             return []
-        self._latest = heartbeat_at
+        self._latest = number
         return [self._say(is_goodbye=False)]
 
-    def _is_news(self, entry: Entry, heartbeat_at: int) -> bool:
+    def _is_news(self, entry: Entry, number: int) -> bool:
         """Whether it is later than what is held, and its node's own word: one check of a signature for a heartbeat."""
         held = self._held.get(_node_of(entry))
-        return (held is None or heartbeat_at > held.heartbeat_at) and self._is_signed(entry.state or {})
+        return (held is None or number > held.number) and self._is_signed(entry.state or {})
 
     def _is_signed(self, state: dict[str, Any]) -> bool:
         node_id = state["nodeId"]
@@ -207,14 +203,14 @@ class Awareness:
         """Whether others take from this node what it heard of somebody else: from a backbone node they do."""
         return self._keys.is_backbone(self._node_id)
 
-    def _hold(self, entry: Entry, heartbeat_at: int) -> None:
+    def _hold(self, entry: Entry, number: int) -> None:
         node_id = _node_of(entry)
-        self._held[node_id] = _Held(entry, heartbeat_at, self._clock.monotonic_ms())
+        self._held[node_id] = _Held(entry, number, self._clock.monotonic_ms())
         if _is_goodbye(entry.state or {}):
             self._presence.left(node_id)
         else:
-            said_ms = (entry.state or {}).get("clockAt", heartbeat_at)
-            is_time = type(said_ms) is int and 0 <= said_ms < _LAST_TIME_MS and node_id != self._node_id
+            said_ms = int((entry.state or {})["heartbeatAt"])
+            is_time = said_ms < _LAST_TIME_MS and node_id != self._node_id
             self._presence.heard(node_id, said_ms=said_ms if is_time else None)
 
 
@@ -223,18 +219,24 @@ def _form(state: dict[str, Any]) -> tuple[str, int]:
     extra = state.keys() - _FIELDS
     if extra:
         raise Refusal(Code.WRITE_DENIED, f"a state has a field that it must not have: {min(extra)[:40]!r}")
-    node_id, heartbeat_at = state.get("nodeId"), state.get("heartbeatAt")
+    node_id = state.get("nodeId")
     if not isinstance(node_id, str) or not is_id(node_id):
         raise Refusal(Code.INVALID_FIELD, "a state does not say whose it is", field="nodeId")
-    if isinstance(heartbeat_at, float) and heartbeat_at.is_integer():
-        heartbeat_at = int(heartbeat_at)
-    if type(heartbeat_at) is not int or not 0 <= heartbeat_at <= _LARGEST:
-        raise Refusal(Code.INVALID_FIELD, "heartbeatAt is not a whole number", field="heartbeatAt")
+    heartbeat_at = _whole(state.get("heartbeatAt"), "heartbeatAt")
+    number = _whole(state["beat"], "beat") if "beat" in state else heartbeat_at
     if state.get("status", _OFFLINE) not in (_OFFLINE, "online"):
         raise Refusal(Code.INVALID_FIELD, "a status is online or offline", field="status")
     if not isinstance(state.get("sig", ""), str):
         raise Refusal(Code.INVALID_FIELD, "a signature is text", field="sig")
-    return node_id, heartbeat_at
+    return node_id, number
+
+
+def _whole(value: object, field: str) -> int:
+    # JavaScript writes all numbers as floats.
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if type(number) is not int or not 0 <= number <= _LARGEST:
+        raise Refusal(Code.INVALID_FIELD, f"{field} is not a whole number", field=field)
+    return number
 
 
 def _is_goodbye(state: dict[str, Any]) -> bool:

@@ -40,7 +40,7 @@ from agentpost.world import Chance, Clock
 
 __all__ = ["Ignored", "Listener", "Room"]
 
-Listener = Callable[[bytes, str], None]
+Listener = Callable[[bytes, str], object]
 _SIGNATURE: Final = ("signedBy", "rev", "sig")
 # Of a crowd that is not believed, this many are written over at once.
 _HEALED_AT_ONCE: Final = 64

@@ -329,17 +329,16 @@ class RoomGuard:
         table = self._table
         items = {item.value.get("sig"): item for item in fresh}
         shown = [_form(each, bringer) for each in applied.touched]
-        shown.sort(key=lambda each: (_RANK[each.map_name], each.key != "coordinator"))
+        if len(shown) > 1:
+            shown.sort(key=lambda each: (_RANK[each.map_name], each.key != "coordinator"))
         before += [self._before(each) for each in shown]
-        table.show((each.map_name, each.key, each.record, each.problem) for each in shown)
+        table.show([each[:4] for each in shown])
 
         checked = Checked([], applied.relay, [], [])
-        places: list[tuple[str, str, ItemId]] = []
         for new, old in zip(shown, before, strict=True):
             item = items.get(new.sig)
             if item is None:
                 raise Refusal(Code.WRITE_DENIED, f"{new.map_name}.{new.key} goes back to an earlier value")
-            places.append((new.map_name, new.key, item.id))
             if new.record is None or new.record != old.shown.record:
                 self._judge_change(new, old, bringer, checked, is_concurrent=item.origin != old.item)
         if not bringer.is_relay:
@@ -347,8 +346,8 @@ class RoomGuard:
             for item in fresh:
                 if item.value.get("sig") not in visible:
                     self._judge_hidden(item, bringer)
-        for map_name, key, item_id in places:
-            table.put_item(map_name, key, item_id)
+        for new in shown:
+            table.put_item(new.map_name, new.key, items[new.sig].id)
         return checked
 
     def _judge_change(

@@ -38,6 +38,7 @@ _RETRY_SECONDS: Final = 5.0
 # An honest node is refused once for what another took meanwhile. One that is refused again and again has another fault.
 _START_OVER_AGAIN_MS: Final = 60_000
 _TOLD_AGAIN_MS: Final = 3_600_000
+_MOST_TOLD_ASIDE: Final = 128
 _LONGEST_REASON: Final = 300
 # Where the root of the mesh is kept beside the room.
 _COLLECTION: Final = "room"
@@ -130,7 +131,8 @@ class RoomHost:
             return stored
         return KnownNode(
             node_id=node_id,
-            signing_public=member.public_key,
+            # One that was revoked before it ever came has no key.
+            signing_public=member.public_key or None,
             sealing_public=self._sealing_key(node_id, stored, member),
             tier=member.tier,
             admitted_by=member.said_by,
@@ -249,6 +251,11 @@ class RoomHost:
         signer, now_ms = aside.signer or "?", self._clock.now_ms()
         if now_ms < self._told_aside_ms.get(signer, -_TOLD_AGAIN_MS) + _TOLD_AGAIN_MS or peer == self.room.node_id:
             return
+        if len(self._told_aside_ms) >= _MOST_TOLD_ASIDE:
+            recent = {name: at_ms for name, at_ms in self._told_aside_ms.items() if now_ms < at_ms + _TOLD_AGAIN_MS}
+            self._told_aside_ms = recent
+            if len(recent) >= _MOST_TOLD_ASIDE:
+                return  # a relay that makes up signers; enough has been said
         self._told_aside_ms[signer] = now_ms
         detail: dict[str, str | int | bool | None] = {
             "where": f"{aside.map_name}.{aside.key}"[:_LONGEST_REASON],

@@ -7,10 +7,11 @@ in the document, because later writes build on it, and is in no view.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agentpost.room.members import Members, Root, Statement, fold_members
-from agentpost.room.records import Record, from_base64, is_removed, verify_record
+from agentpost.room.records import Record, canonical, from_base64, is_removed, verify_bytes
 from agentpost.room.schema import MAPS, is_statement
 from agentpost.room.wire import ItemId
 from agentpost.room.write_rules import why_not_believed
@@ -18,6 +19,10 @@ from agentpost.room.write_rules import why_not_believed
 __all__ = ["Aside", "RecordTable"]
 
 _ACKS: Final = "delegationAck:"
+# Maps whose records decide over others.
+_DECIDING: Final = frozenset({"agents", "capabilities.catalog"})
+# Public keys, so nothing is given away by keeping them.
+_raw = lru_cache(maxsize=4096)(from_base64)
 
 
 class Aside(NamedTuple):
@@ -110,12 +115,12 @@ class RecordTable:
 
         A record whose form is wrong comes as None, with the reason; without a reason, nothing is shown there.
         """
-        changed: dict[str, set[str]] = {name: set() for name in MAPS}
+        changed: dict[str, set[str]] = {}
         has_statements = False
         for map_name, key, record, problem in shown:
             self._put(map_name, key, record)
-            changed[map_name].add(key)
-            has_statements = has_statements or is_statement(map_name, key)
+            changed.setdefault(map_name, set()).add(key)
+            has_statements = has_statements or (map_name == "coordination" and is_statement(map_name, key))
             if record is None and problem:
                 self._aside[map_name, key] = Aside(problem)
             else:
@@ -138,7 +143,10 @@ class RecordTable:
         tried = self._tried.setdefault((map_name, key), {}) if is_shown else {}
         if public_key not in tried:
             try:
-                tried[public_key] = verify_record(map_name, key, record, from_base64(public_key))
+                # The record is in its plain form already.
+                unsigned = {name: value for name, value in record.items() if name != "sig"}
+                message = canonical([map_name, key, unsigned])
+                tried[public_key] = verify_bytes(_raw(public_key), record["sig"], message)
             except ValueError:
                 tried[public_key] = False
         return tried[public_key]
@@ -149,12 +157,14 @@ class RecordTable:
         self._tried.pop((map_name, key), None)
         if old is not None:
             self._held[map_name, old["signedBy"]] -= 1
-            self._removed[map_name, old["signedBy"]] -= is_removed(old)
+            if is_removed(old):
+                self._removed[map_name, old["signedBy"]] -= 1
         if record is not None:
             records[key] = record
             self._held[map_name, record["signedBy"]] += 1
-            self._removed[map_name, record["signedBy"]] += is_removed(record)
-        if is_statement(map_name, key):
+            if is_removed(record):
+                self._removed[map_name, record["signedBy"]] += 1
+        if map_name == "coordination" and is_statement(map_name, key):
             gone = self._statements.pop(key, None)
             if gone is not None:
                 self._said.pop(gone.sig, None)
@@ -166,14 +176,19 @@ class RecordTable:
         """Find out what is believed of these keys, and of those that depend on them."""
         if has_statements:
             self._refold(changed)
-        acks: set[str] = set()
         for map_name in MAPS:
-            for key in changed[map_name]:
-                if map_name == "coordination" and key.startswith(_ACKS):
-                    acks.add(key)
-                elif self._judge(map_name, key):
-                    self._add_dependents(map_name, key, changed)
-        for key in acks | changed.pop(_ACKS, set[str]()):
+            # What depends on a record stands in a map that comes later.
+            keys = changed.pop(map_name, None)
+            if keys is None:
+                continue
+            if map_name == "coordination":
+                acks = {key for key in keys if key.startswith(_ACKS)}
+                changed.setdefault(_ACKS, set()).update(acks)
+                keys -= acks
+            decided = [key for key in keys if self._judge(map_name, key)]
+            if decided and map_name in _DECIDING:
+                self._add_dependents(map_name, set(decided), changed)
+        for key in changed.pop(_ACKS, ()):
             self._judge("coordination", key)
 
     def _refold(self, changed: dict[str, set[str]]) -> None:
@@ -183,11 +198,11 @@ class RecordTable:
             for node_id in before.nodes.keys() | self.members.nodes.keys()
             if before.nodes.get(node_id) != self.members.nodes.get(node_id)
         }
-        changed["coordination"] |= self._statements.keys()
+        changed.setdefault("coordination", set()).update(self._statements.keys())
         if others:
             for map_name, key, record in self.all_shown():
                 if record["signedBy"] in others or (map_name == "agents" and record.get("ownerNodeId") in others):
-                    changed[map_name].add(key)
+                    changed.setdefault(map_name, set()).add(key)
 
     def _fold(self) -> Members:
         return fold_members(self._statements.values(), self._root, self._is_said)
@@ -222,7 +237,7 @@ class RecordTable:
         """Why this record would not be believed, if the document showed it; None if it would."""
         signer: str = record["signedBy"]
         member = self.members.nodes.get(signer)
-        if is_statement(map_name, key):
+        if map_name == "coordination" and is_statement(map_name, key):
             return None if self._counts(key, record) else self._aside_of(map_name, key, record, "it does not count")
         if member is None:
             return Aside(f"{signer} is not a member of this mesh", signer)
@@ -266,15 +281,16 @@ class RecordTable:
             is_revoked=member.is_revoked,
         )
 
-    def _add_dependents(self, map_name: str, key: str, changed: dict[str, set[str]]) -> None:
+    def _add_dependents(self, map_name: str, decided: set[str], changed: dict[str, set[str]]) -> None:
         """What is believed of an agent and of the catalog decides over other records."""
+        shown = self._shown
         if map_name == "agents":
-            if key in self._shown["routing"]:
-                changed["routing"].add(key)
-            for capability_id, entry in self._shown["capabilities.catalog"].items():
-                if entry.get("ownerAgentId") == key:
-                    changed["capabilities.catalog"].add(capability_id)
-            acks = {f"{_ACKS}{key}:{what}" for what in ("version", "checksum", "at")}
-            changed.setdefault(_ACKS, set()).update(acks & self._shown["coordination"].keys())
-        elif map_name == "capabilities.catalog" and key in self._shown["capabilities.index"]:
-            changed["capabilities.index"].add(key)
+            catalog = shown["capabilities.catalog"].items()
+            owned = {capability_id for capability_id, entry in catalog if entry.get("ownerAgentId") in decided}
+            acks = {key for key in shown["coordination"] if key.startswith(_ACKS) and key.split(":")[1] in decided}
+            news = {"routing": decided & shown["routing"].keys(), "capabilities.catalog": owned, _ACKS: acks}
+        else:
+            news = {"capabilities.index": decided & shown["capabilities.index"].keys()}
+        for name, keys in news.items():
+            if keys:
+                changed.setdefault(name, set()).update(keys)
