@@ -144,7 +144,7 @@ INCIDENTS: Final[dict[IncidentKind, IncidentMeaning]] = {
     IncidentKind.SOURCE_REGRESSED: IncidentMeaning(
         "The outbox of a gateway ends before what was read from it: an old copy of its database is in use.",
         "Restore {subject} with `agentpost lake restore`, or from a newer backup; it has stopped by itself.",
-        "When {subject} begins a new epoch.",
+        "When that gateway begins a new epoch.",
     ),
     IncidentKind.OUTBOX_REGRESSED: IncidentMeaning(
         "The database of this gateway is an older one: a peer has shown its own signature under more of its outbox.",

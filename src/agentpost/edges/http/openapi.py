@@ -31,7 +31,7 @@ _DESCRIPTION: Final = (
 # What a call can be told beyond what follows from its kind.
 _ALSO: Final[Mapping[str, tuple[int, ...]]] = {
     "POST /ansible/messages": (410,),
-    "POST /ansible/agent/invoke": (404, 410),
+    "POST /ansible/agent/invoke": (404, 410, 422),
     # What the other gateway says to the invite is passed on; perhaps it cannot be reached.
     "POST /operator/join": (401, 429, 503),
     # Without a lake there is nothing to tell.
@@ -112,6 +112,8 @@ class _Document(JsonRenderPlugin):
             statuses.add(404)
         if has_body:
             statuses.add(413)
+        if any(each["name"] == "Idempotency-Key" for each in operation.get("parameters", ())):
+            statuses.add(422)
         if not is_read:
             statuses |= {403, 409}
         if brings_credentials:
