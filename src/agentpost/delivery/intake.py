@@ -238,6 +238,8 @@ class Intake:
                 through_seq=0,
                 events=tuple(reading.events),
                 changes=tuple(reading.changes),
+                failed_attempts=tuple(reading.failed_attempts),
+                reports=tuple(reading.reports),
                 at_ms=self._clock.now_ms(),
             ),
             quarantine_ids=(event.id,),
