@@ -1,5 +1,6 @@
 """Mail whose time runs out while nobody comes for it (ENV-7)."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.expiring import Expiring
+from agentpost.delivery.ports import Engagement, Result
 from agentpost.delivery.pull import Pull
 from agentpost.protocol.payloads import AckType
 from agentpost.store.interface import Store
@@ -16,6 +18,7 @@ from tests.delivery.dispatching import AGAIN, DONE, NODE, Gateway, Scripted
 from tests.store.building import EPOCH, open_sqlite
 
 SOON_MS = START_MS + 1_000
+PAGE_AND_MORE = 300
 
 
 @pytest.fixture(params=["sqlite", "memory"])
@@ -95,3 +98,28 @@ async def test_mail_of_a_paused_agent_expires(gateway: Gateway) -> None:
     gateway.clock.advance(1_000)
     assert await expiring.look() == 1
     assert (len(gateway.outcomes(event, "eve")), eve.engaged) == (1, [])
+
+
+@pytest.mark.req("ENV-7")
+async def test_expired_mail_behind_a_long_turn_holds_back_no_expiry_of_other_agents(gateway: Gateway) -> None:
+    """More than a page of one agent's mail waits in memory while a turn runs; mail of another agent ends all the same."""
+    release = asyncio.Event()
+
+    async def work(_engagement: Engagement) -> Result:
+        await release.wait()
+        return DONE
+
+    eve = Scripted(work)
+    await gateway.hire("eve", eve)
+    _, expiring = parts(gateway)
+    await gateway.arrive(gateway.message(1, to=("eve",), expires_at_ms=SOON_MS))
+    while not eve.engaged:
+        await asyncio.sleep(0)
+    *_, last = await gateway.arrive(
+        *(gateway.message(number, to=("eve",), expires_at_ms=SOON_MS) for number in range(2, PAGE_AND_MORE)),
+        gateway.message(PAGE_AND_MORE, expires_at_ms=SOON_MS + 1),
+    )
+    gateway.clock.advance(2_000)
+    await expiring.look()
+    release.set()
+    assert [ack.payload.reason for ack in gateway.outcomes(last)] == ["expired"]

@@ -130,6 +130,13 @@ class Mailroom:
         )
         return self._lines(items)
 
+    def unread(self, agent_id: str, *, after_inbox_seq: int = 0, limit: int = 50) -> list[InboxLine]:
+        """What the agent has neither settled nor looked at, oldest first."""
+        expect_local_agent(self._store, agent_id)
+        return self._lines(
+            self._store.backlog(agent_id, after_inbox_seq=after_inbox_seq, limit=limit, unread_only=True)
+        )
+
     async def read(self, agent_id: str, event_id: EventId, *, mark: bool = True) -> InboxMessage:
         """One message in full. It is marked as read, and stays where it is."""
         item = self._item(agent_id, event_id)

@@ -392,8 +392,8 @@ def waiting_agents(database: Database) -> list[str]:
     return [agent_id for agent_id, _ in database.rows(SQL.waiting_agents, (-1,))]
 
 
-def expired_mail(database: Database, now_ms: int, limit: int) -> list[BacklogItem]:
-    return [_item(row) for row in database.rows(SQL.expired_mail, (now_ms, limit))]
+def expired_mail(database: Database, now_ms: int, limit: int, skip: int) -> list[BacklogItem]:
+    return [_item(row) for row in database.rows(SQL.expired_mail, (now_ms, limit, skip))]
 
 
 def urgent_unread(database: Database, to_agent_id: str, limit: int) -> list[BacklogItem]:

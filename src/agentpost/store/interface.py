@@ -240,8 +240,11 @@ class Store(ExternalStore, Protocol):
         """The agents that have something that is not settled; who has the oldest of it comes first."""
         ...
 
-    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
-        """What waits for an agent and may not be given to it any more (ENV-7), what expired first at first."""
+    def expired_mail(self, *, now_ms: int, limit: int = 256, skip: int = 0) -> list[BacklogItem]:
+        """What waits for an agent and may not be given to it any more (ENV-7), what expired first at first.
+
+        The first `skip` of it are left out.
+        """
         ...
 
     def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:

@@ -359,7 +359,7 @@ class MemoryInbox(MemoryOutbox):
         oldest_first = sorted((seq, agent_id) for (_, agent_id), seq in self._open.items())
         return list(dict.fromkeys(agent_id for _, agent_id in oldest_first))
 
-    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
+    def expired_mail(self, *, now_ms: int, limit: int = 256, skip: int = 0) -> list[BacklogItem]:
         self._check_open()
         queued = [self._ledger[pair] for pair in self._open if self._ledger[pair].state is LedgerState.QUEUED]
         found = [
@@ -368,7 +368,8 @@ class MemoryInbox(MemoryOutbox):
             if (until := self._inbound(entry).event.expires_at) is not None
         ]
         found.sort(key=lambda each: each[:3])
-        return [self._backlog_item(entry) for until_ms, _, _, entry in found if until_ms <= now_ms][:limit]
+        expired = [self._backlog_item(entry) for until_ms, _, _, entry in found if until_ms <= now_ms]
+        return expired[skip : skip + limit]
 
     def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
         unread = self.backlog(to_agent_id, limit=len(self._open), unread_only=True)

@@ -301,8 +301,8 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def waiting_agents(self) -> list[str]:
         return inbox.waiting_agents(self._reader())
 
-    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
-        return inbox.expired_mail(self._reader(), now_ms, limit)
+    def expired_mail(self, *, now_ms: int, limit: int = 256, skip: int = 0) -> list[BacklogItem]:
+        return inbox.expired_mail(self._reader(), now_ms, limit, skip)
 
     def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
         return inbox.urgent_unread(self._reader(), to_agent_id, limit)
