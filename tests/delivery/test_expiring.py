@@ -103,18 +103,17 @@ async def test_mail_of_a_paused_agent_expires(gateway: Gateway) -> None:
 @pytest.mark.req("ENV-7")
 async def test_expired_mail_behind_a_long_turn_holds_back_no_expiry_of_other_agents(gateway: Gateway) -> None:
     """More than a page of one agent's mail waits in memory while a turn runs; mail of another agent ends all the same."""
-    release = asyncio.Event()
+    begun, release = asyncio.Event(), asyncio.Event()
 
     async def work(_engagement: Engagement) -> Result:
+        begun.set()
         await release.wait()
         return DONE
 
-    eve = Scripted(work)
-    await gateway.hire("eve", eve)
+    await gateway.hire("eve", Scripted(work))
     _, expiring = parts(gateway)
     await gateway.arrive(gateway.message(1, to=("eve",), expires_at_ms=SOON_MS))
-    while not eve.engaged:
-        await asyncio.sleep(0)
+    await begun.wait()
     *_, last = await gateway.arrive(
         *(gateway.message(number, to=("eve",), expires_at_ms=SOON_MS) for number in range(2, PAGE_AND_MORE)),
         gateway.message(PAGE_AND_MORE, expires_at_ms=SOON_MS + 1),
