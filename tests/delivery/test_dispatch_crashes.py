@@ -1,6 +1,7 @@
 """Dispatch over crashes and full disks: each event reaches its agent once, or visibly it is not clear."""
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,17 @@ class CutStore:
         if name not in ("engage", "settle", "settle_all", "postpone"):
             return found
 
-        async def cut(*args: Any, **kwargs: Any) -> Any:
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            # Counted, and handed to the store, in the order of the calls.
             self._left -= 1
             left = self._left
-            if left > 0 or (left == 0 and self._after):
-                result = await found(*args, **kwargs)
-                if left > 0:
-                    return result
+            is_made = left > 0 or (left == 0 and self._after)
+            return finish(left, found(*args, **kwargs) if is_made else None)
+
+        async def finish(left: int, writing: Awaitable[Any] | None) -> Any:
+            result = None if writing is None else await writing
+            if left > 0:
+                return result
             if left == 0:
                 self.died.set()
             return await asyncio.Event().wait()

@@ -102,7 +102,7 @@ async def test_mail_of_a_paused_agent_expires(gateway: Gateway) -> None:
 
 @pytest.mark.req("ENV-7")
 async def test_expired_mail_behind_a_long_turn_holds_back_no_expiry_of_other_agents(gateway: Gateway) -> None:
-    """More than a page of one agent's mail waits in memory while a turn runs; mail of another agent ends all the same."""
+    """Over a page of one agent's mail waits in memory while a turn runs; mail of another agent ends all the same."""
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def work(_engagement: Engagement) -> Result:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Result, ResultKind, Runtime, Wakeups
@@ -107,7 +108,13 @@ class Dispatcher:
             desk.look()
 
     async def resolve(self, event_id: EventId, agent_id: str, how: Resolution, *, actor: str) -> None:
-        """Decide about an event whose outcome is unclear. Refused for any other. The audit log has who did."""
+        """Decide about an event whose outcome is unclear. Refused for any other. The audit log has who did.
+
+        Who gives up waiting has decided all the same.
+        """
+        await carried_out(self._resolve(event_id, agent_id, how, actor))
+
+    async def _resolve(self, event_id: EventId, agent_id: str, how: Resolution, actor: str) -> None:
         item = self._store.inbox_item(event_id, agent_id)
         if item is None:
             raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {agent_id}", field="eventId")
