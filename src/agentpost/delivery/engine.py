@@ -232,6 +232,7 @@ class Engine:
 
     async def close(self) -> None:
         """End everything that runs. What is not settled goes on at the next start."""
+        await self.pull.close()
         await self._tasks.close()
         await self._clock_check.close()
         await self.keeper.close()

@@ -55,6 +55,7 @@ __all__ = [
     "engaged_entries",
     "expired_mail",
     "extend_lease",
+    "give_back",
     "inbox_by_corr",
     "inbox_item",
     "inbox_items",
@@ -262,6 +263,12 @@ def engage(tx: Transaction, asked: Sequence[tuple[EventId, str, int, int]]) -> l
 def extend_lease(tx: Transaction, event_id: EventId, to_agent_id: str, until_ms: int) -> bool:
     before = tx.database.changed_rows()
     tx.database.run(SQL.extend_lease, (until_ms, event_id, to_agent_id))
+    return tx.database.changed_rows() != before
+
+
+def give_back(tx: Transaction, event_id: EventId, to_agent_id: str, attempt: int, engaged_at_ms: int | None) -> bool:
+    before = tx.database.changed_rows()
+    tx.database.run(SQL.give_back, (engaged_at_ms, event_id, to_agent_id, attempt))
     return tx.database.changed_rows() != before
 
 

@@ -259,6 +259,14 @@ class MemoryInbox(MemoryOutbox):
         self._keep(replace(entry, due_at_ms=max(entry.due_at_ms, until_ms)))
         return True
 
+    async def give_back(self, event_id: EventId, to_agent_id: str, *, attempt: int, engaged_at_ms: int | None) -> bool:
+        entry = self.ledger_entry(event_id, to_agent_id)
+        if entry is None or entry.state is not LedgerState.ENGAGED or entry.attempts != attempt:
+            return False
+        queued = LedgerState.QUEUED
+        self._keep(replace(entry, state=queued, attempts=attempt - 1, engaged_at_ms=engaged_at_ms, due_at_ms=0))
+        return True
+
     async def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> None:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
         self._keep(replace(entry, state=LedgerState.QUEUED, due_at_ms=due_at_ms, error=error))

@@ -281,6 +281,13 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> "asyncio.Future[bool]":
         return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms), size=1)
 
+    def give_back(
+        self, event_id: EventId, to_agent_id: str, *, attempt: int, engaged_at_ms: int | None
+    ) -> "asyncio.Future[bool]":
+        return self._writer.submit(
+            lambda tx: inbox.give_back(tx, event_id, to_agent_id, attempt, engaged_at_ms), size=1
+        )
+
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error), size=1)
 

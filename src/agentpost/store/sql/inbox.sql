@@ -79,6 +79,11 @@ WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 UPDATE ledger SET due_at_ms = max(due_at_ms, ?)
 WHERE event_id = ? AND to_agent_id = ? AND state = 'engaged' AND settled_at_ms IS NULL
 
+-- name: give_back
+-- An attempt that never reached its agent.
+UPDATE ledger SET state = 'queued', attempts = attempts - 1, engaged_at_ms = ?, due_at_ms = 0
+WHERE event_id = ? AND to_agent_id = ? AND attempts = ? AND state = 'engaged' AND settled_at_ms IS NULL
+
 -- name: postpone
 UPDATE ledger SET state = 'queued', due_at_ms = ?, error = ?
 WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
