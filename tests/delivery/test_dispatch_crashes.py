@@ -327,6 +327,32 @@ async def test_a_turn_that_waits_holds_back_no_other_of_the_sitting(gateway: Gat
     assert set(ada.times().values()) == {1}
 
 
+@pytest.mark.req("RTY-4")
+async def test_an_attempt_that_lasts_can_be_seen_after_the_clock_was_set_back(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of day goes back an hour while an idempotent runtime works: its attempt is written down all the same."""
+    monkeypatch.setattr("agentpost.delivery.worker._NOTE_AFTER_SECONDS", 0.001)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work() -> Result:
+        begun.set()
+        await may_end.wait()
+        return DONE
+
+    ada = Scripted(lambda engagement: DONE if engagement.content.body == "bob 1" else work(), is_idempotent=True)
+    await gateway.hire("ada", ada)
+    gateway.start()
+    await until_served(gateway)
+    (event,) = await gateway.arrive(gateway.message(2))
+    await begun.wait()
+    gateway.clock.step_back(3_600_000)
+    gateway.clock.advance(1_000)
+    await until(lambda: [each.event_id for each in gateway.store.engaged_entries()] == [event.event_id])
+    may_end.set()
+    await gateway.settled(event)
+
+
 async def test_an_attempt_that_lasts_can_be_seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """While an idempotent runtime is busy with an event for a while, the ledger says so, and counts it once."""
     monkeypatch.setattr("agentpost.delivery.worker._NOTE_AFTER_SECONDS", 0.001)

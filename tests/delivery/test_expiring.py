@@ -122,3 +122,54 @@ async def test_expired_mail_behind_a_long_turn_holds_back_no_expiry_of_other_age
     await expiring.look()
     release.set()
     assert [ack.payload.reason for ack in gateway.outcomes(last)] == ["expired"]
+
+
+@pytest.mark.req("ENV-7")
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_a_program_that_runs_gets_no_mail_that_expired_on_the_way(gateway: Gateway, is_idempotent: bool) -> None:
+    """Expired when it arrives, while the agent is idle and could have it at once: it is ended, not handed over."""
+    eve = Scripted(is_idempotent=is_idempotent)
+    await gateway.hire("eve", eve)
+    gateway.start()
+    (first,) = await gateway.arrive(gateway.message(1, to=("eve",)))
+    await gateway.settled(first, agent_id="eve")
+    gateway.clock.advance(1_000)
+    late, good = await gateway.arrive(
+        gateway.message(2, to=("eve",), expires_at_ms=SOON_MS), gateway.message(3, to=("eve",))
+    )
+    await gateway.settled(late, good, agent_id="eve")
+    assert eve.bodies == ["bob 1", "bob 3"]
+    assert [ack.payload.reason for ack in gateway.outcomes(late, "eve")] == ["expired"]
+
+
+@pytest.mark.req("ENV-7")
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_a_program_that_runs_gets_no_mail_that_expired_while_it_worked(
+    gateway: Gateway, is_idempotent: bool
+) -> None:
+    """What waits behind a long turn, in time when it came, is ended when its turn comes too late."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def work() -> Result:
+        begun.set()
+        await release.wait()
+        return DONE
+
+    eve = Scripted(
+        lambda engagement: work() if engagement.content.body == "bob 2" else DONE, is_idempotent=is_idempotent
+    )
+    await gateway.hire("eve", eve)
+    gateway.start()
+    (first,) = await gateway.arrive(gateway.message(1, to=("eve",)))
+    await gateway.settled(first, agent_id="eve")
+    long, late, good = await gateway.arrive(
+        gateway.message(2, to=("eve",)),
+        gateway.message(3, to=("eve",), expires_at_ms=SOON_MS),
+        gateway.message(4, to=("eve",)),
+    )
+    await begun.wait()
+    gateway.clock.advance(1_000)
+    release.set()
+    await gateway.settled(long, late, good, agent_id="eve")
+    assert eve.bodies == ["bob 1", "bob 2", "bob 4"]
+    assert [ack.payload.reason for ack in gateway.outcomes(late, "eve")] == ["expired"]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from agentpost.delivery.dispatch import Resolution
 from agentpost.delivery.pull import Pull
 from agentpost.protocol.ids import EventId
 from agentpost.store.interface import Store
 from agentpost.store.values import LedgerEntry, LedgerState
 from agentpost.testing import MemoryStore
-from tests.delivery.dispatching import DONE, NODE, Gateway, Scripted
+from tests.delivery.dispatching import AGAIN, DONE, NODE, Gateway, Scripted
 from tests.store.building import EPOCH, open_sqlite
 
 LEASE_MS = 60_000
@@ -186,3 +187,72 @@ async def test_a_lease_does_not_follow_a_clock_that_is_set(gateway: Gateway) -> 
     assert await pull.fetch("ada") == []
     gateway.clock.advance(LEASE_MS - 1)
     assert [(each.event_id, each.attempt) for each in await pull.fetch("ada")] == [(ahead.event_id, 2)]
+
+
+@pytest.mark.req("RTY-3")
+async def test_a_lease_from_before_a_restart_follows_no_clock_that_is_set_after_it(gateway: Gateway) -> None:
+    """What is left of it is read from the ledger once; an hour back makes it no hour longer."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    pull = a_pull(gateway)
+    assert await pull.fetch("ada") == []
+    gateway.clock.step_back(3_600_000)
+    gateway.clock.advance(LEASE_MS)
+    assert [(each.event_id, each.attempt) for each in await pull.fetch("ada")] == [(event.event_id, 2)]
+
+
+@pytest.mark.req("RTY-3")
+async def test_a_lease_of_an_agent_that_was_changed_follows_no_clock_that_is_set(gateway: Gateway) -> None:
+    """Its new program gets what had been fetched when the lease is over, also if the time of day went back."""
+    dispatcher = gateway.start()
+    pull = Pull(store=gateway.store, turns=dispatcher.turns, clock=gateway.clock, wakeups=gateway.wakeups)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    program = Scripted(is_idempotent=True)
+    await gateway.hire("ada", program)
+    dispatcher.refresh()
+    (other,) = await gateway.arrive(gateway.message(2))
+    await gateway.settled(other)
+    gateway.clock.step_back(3_600_000)
+    gateway.pass_time(LEASE_MS)
+    await gateway.settled(event)
+    assert program.bodies == ["bob 2", "bob 1"]
+
+
+@pytest.mark.req("RTY-4")
+@pytest.mark.parametrize("is_pulling", [True, False], ids=["pull", "program"])
+async def test_a_retry_from_before_a_restart_waits_no_longer_than_any_retry(gateway: Gateway, is_pulling: bool) -> None:
+    """A gateway is started anew after its clock went back an hour: what failed once is tried again in minutes."""
+    pull = a_pull(gateway)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await pull.fetch("ada")
+    await pull.settle(event.event_id, "ada", AGAIN)
+    gateway.clock.step_back(3_600_000)
+    await gateway.close()
+    if is_pulling:
+        pull = a_pull(gateway)
+        assert await pull.fetch("ada") == []
+        gateway.clock.advance(300_000)
+        assert [each.attempt for each in await pull.fetch("ada")] == [2]
+        return
+    program = Scripted()
+    await gateway.hire("ada", program)
+    gateway.start()
+    (other,) = await gateway.arrive(gateway.message(2, sender="cyd"))
+    await gateway.settled(other)
+    gateway.pass_time(300_000)
+    await gateway.settled(event)
+    assert program.bodies == ["cyd 2", "bob 1"]
+
+
+@pytest.mark.req("RTY-3")
+async def test_mail_that_an_operator_has_tried_again_is_there_at_once(gateway: Gateway) -> None:
+    """Also if the time of day goes back an hour right after."""
+    dispatcher = gateway.start()
+    pull = Pull(store=gateway.store, turns=dispatcher.turns, clock=gateway.clock, wakeups=gateway.wakeups)
+    (event,) = await gateway.arrive(gateway.message(1))
+    await gateway.store.engage(event.event_id, "ada", at_ms=gateway.clock.now_ms())
+    await dispatcher.resolve(event.event_id, "ada", Resolution.RETRY, actor="operator")
+    gateway.clock.step_back(3_600_000)
+    assert [each.attempt for each in await pull.fetch("ada")] == [2]

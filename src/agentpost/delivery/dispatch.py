@@ -123,8 +123,8 @@ class Dispatcher:
             raise Refusal(Code.INVALID_TRANSITION, f"the outcome of {event_id} for {agent_id} is not unclear")
         event = decode_event(item.raw)
         if how is Resolution.RETRY:
-            due_at_ms = self._clock.now_ms()
-            await self._store.postpone(event_id, agent_id, due_at_ms=due_at_ms, error="an operator had it tried again")
+            # Due at any time of day, also if that is set back.
+            await self._store.postpone(event_id, agent_id, due_at_ms=0, error="an operator had it tried again")
         else:
             await self.turns.end(event, agent_id, Result(kind=ResultKind.PROCESSED))
         now_ms = self._clock.now_ms()

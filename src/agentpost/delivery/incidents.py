@@ -147,11 +147,12 @@ class StatusDesk:
 
     async def tell(self, resent: Sequence[tuple[Event, str]]) -> int:
         """Say how far those are that were sent again and are here; gives how many. An ACK of just now will do."""
-        before_ms = self._clock.now_ms() - round(self._policy.accepted_ack_timeout_seconds * 1000)
+        now_ms, timeout_ms = self._clock.now_ms(), round(self._policy.accepted_ack_timeout_seconds * 1000)
         said: list[Event] = []
         for event, agent_id in resent:
             entry = self._store.ledger_entry(event.event_id, agent_id)
-            if entry is not None and max(entry.accepted_at_ms, entry.settled_at_ms or 0) <= before_ms:
+            # What lies ahead of now was written before the clock was set back: nobody knows how long ago.
+            if entry is not None and not 0 <= now_ms - max(entry.accepted_at_ms, entry.settled_at_ms or 0) < timeout_ms:
                 said.append(self._status(event, event.event_id, agent_id, entry))
         if said:
             await self._outbox.append(said)

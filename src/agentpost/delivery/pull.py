@@ -7,7 +7,7 @@ notice a repeat. Whoever settles first has settled; a later word changes nothing
 Until its caller has it, mail belongs to the caller's connection (`hand_over`): a caller that dies takes none along.
 
 A lease is measured by a clock that nobody sets. It outlives a restart of the gateway and a change of the agent's
-runtime, also one that was extended; from then on it is measured by the time of day, which is what the ledger has.
+runtime, also one that was extended; then the time of day says what is left of it, once: the ledger has nothing else.
 """
 
 import asyncio
@@ -397,13 +397,21 @@ class Pull:
             said_ms, at_ms = self._retries.get((entry.event_id, entry.to_agent_id), (None, 0))
             if said_ms == entry.due_at_ms:
                 return at_ms - self._clock.monotonic_ms()
-            return entry.due_at_ms - self._clock.now_ms()
+            in_ms = min(entry.due_at_ms - self._clock.now_ms(), self._turns.longest_pause_ms)
+            if in_ms > 0:
+                # From before the start, or from another runtime. From now on the clock may be set.
+                pair = (entry.event_id, entry.to_agent_id)
+                self._retries[pair] = entry.due_at_ms, self._clock.monotonic_ms() + in_ms
+            return in_ms
         over_at_ms = self._leases.get((entry.event_id, entry.to_agent_id))
         if over_at_ms is not None:
             return over_at_ms - self._clock.monotonic_ms()
         # Leases of before stand in no ledger, nor do turns of other runtimes that an agent had before it fetched.
         begun_ms = (entry.engaged_at_ms or 0) + _lease_ms(agent) if agent.runtime == PULL else 0
-        return max(begun_ms, entry.due_at_ms) - self._clock.now_ms()
+        left_ms = max(begun_ms, entry.due_at_ms) - self._clock.now_ms()
+        if left_ms > 0 and agent.runtime == PULL:
+            self._leases[entry.event_id, entry.to_agent_id] = self._clock.monotonic_ms() + left_ms
+        return left_ms
 
     def _has_content_come(self, entry: LedgerEntry) -> bool:
         """Whether what the mail waited for is here: then it need not wait for the time that was set for that."""

@@ -321,6 +321,11 @@ class Turns:
             if refusal.code not in _CLOSED:
                 _log.warning("an attempt of %s could not be recorded: %s", agent_id, refusal.message)
 
+    @property
+    def longest_pause_ms(self) -> int:
+        """No attempt that failed is repeated later than this."""
+        return round(self._policy.max_delay_seconds * 1000)
+
     def retry_at_ms(self, result: Result, *, attempt: int) -> int | None:
         """When attempt number `attempt`, which ended with `result`, is to be repeated; None if that was the end."""
         if result.kind is not ResultKind.RETRY or exhausted(self._policy, attempt):
