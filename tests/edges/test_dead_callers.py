@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentpost import Client
+from agentpost.edges.outside import OutsideClient
 from tests.edges.running import RunningGateway, running_gateway
 
 # A handful in `make test`; 200 with AGENTPOST_TEST_ROUNDS=20 (`make test-long`).
@@ -163,6 +164,33 @@ def test_a_killed_mcp_server_takes_no_mail_along(gateway: RunningGateway, how: s
             time.sleep(0.05)
             kill = model.leave if how is None else lambda: process.send_signal(how)
             event_id, printed = kill_around_a_message(gateway, process, kill, number)
+        expect_at_once(gateway, event_id, has_caller_got_it=event_id.encode() in printed)
+
+
+@pytest.mark.waits
+@pytest.mark.req("RTY-3", "RTY-4", "EXT-5")
+@_SIGNALS
+def test_a_killed_agent_outside_the_mesh_takes_no_mail_along(
+    gateway: RunningGateway, tmp_path: Path, how: signal.Signals
+) -> None:
+    """Its claim waits at a gateway elsewhere: it ends with the connection, whether or not a message came meanwhile."""
+    invited = {"agentId": "bob", "scopes": ["ansible.message.read"]}
+    token = gateway.operator.post("/ansible/agent/invites", invited)["inviteToken"]
+    file = tmp_path / "credentials"
+
+    async def accept() -> None:
+        await (await OutsideClient.accept(file, url=gateway.url, agent_id="bob", invite_token=token)).close()
+
+    asyncio.run(accept())
+    for number in range(ROUNDS):
+        with caller("tests.edges.dead_caller", "outside", str(file), "bob") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"waiting\n"
+            # Whether it waits by then or is still about to ask is a matter of chance, too.
+            time.sleep(random.Random(number).uniform(0, 0.2))
+            process.send_signal(how)
+            event_id = a_message(gateway, f"message {number}")
+            printed = printed_at_the_end(process)
         expect_at_once(gateway, event_id, has_caller_got_it=event_id.encode() in printed)
 
 

@@ -36,7 +36,7 @@ from agentpost.edges.sdk.client import Client
 from agentpost.edges.sdk.held_mail import HeldMail
 from agentpost.logs import make_logs_safe
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import TaskId
+from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.payloads import Kind
 from agentpost.protocol.taskbook import Verdict
 from agentpost.tasks import TaskOwner
@@ -170,7 +170,7 @@ class Agent:
     async def _handle_all(self, client: Client, mail: HeldMail) -> None:
         """Handle mail while the connection that brought it lasts: if this program dies, its next start gets it soon."""
         try:
-            with_us = await mail.take(for_connection=True) if mail.messages else frozenset()
+            with_us = await mail.take(for_connection=True) if mail.messages else frozenset[EventId]()
             for message in mail.messages:
                 if message.event_id in with_us:
                     await self._handle_one(client, message)
