@@ -29,6 +29,11 @@ class TaskOwner:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
+    async def finish(self) -> None:
+        """Wait until all that runs has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Cancel what still runs and wait until all of it has ended."""
         tasks = list(self._tasks)

@@ -91,6 +91,12 @@ class FakeClock:
             raise ValueError("a step back is a number of milliseconds that is not negative")
         self._now_ms -= ms
 
+    def step_ahead(self, ms: int) -> None:
+        """Set the time of day ahead. The monotonic time does not follow."""
+        if ms < 0:
+            raise ValueError("a step ahead is a number of milliseconds that is not negative")
+        self._now_ms += ms
+
 
 class SeededChance:
     """A `Chance` whose draws are those of its seed, in order.

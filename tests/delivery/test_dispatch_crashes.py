@@ -1,6 +1,7 @@
 """Dispatch over crashes and full disks: each event reaches its agent once, or visibly it is not clear."""
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,17 @@ class CutStore:
         if name not in ("engage", "settle", "settle_all", "postpone"):
             return found
 
-        async def cut(*args: Any, **kwargs: Any) -> Any:
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            # Counted, and handed to the store, in the order of the calls.
             self._left -= 1
             left = self._left
-            if left > 0 or (left == 0 and self._after):
-                result = await found(*args, **kwargs)
-                if left > 0:
-                    return result
+            is_made = left > 0 or (left == 0 and self._after)
+            return finish(left, found(*args, **kwargs) if is_made else None)
+
+        async def finish(left: int, writing: Awaitable[Any] | None) -> Any:
+            result = None if writing is None else await writing
+            if left > 0:
+                return result
             if left == 0:
                 self.died.set()
             return await asyncio.Event().wait()
@@ -320,6 +325,32 @@ async def test_a_turn_that_waits_holds_back_no_other_of_the_sitting(gateway: Gat
     await gateway.settled(events[2])
     assert len(gateway.replies(events[2])) == 1
     assert set(ada.times().values()) == {1}
+
+
+@pytest.mark.req("RTY-4")
+async def test_an_attempt_that_lasts_can_be_seen_after_the_clock_was_set_back(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of day goes back an hour while an idempotent runtime works: its attempt is written down all the same."""
+    monkeypatch.setattr("agentpost.delivery.worker._NOTE_AFTER_SECONDS", 0.001)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work() -> Result:
+        begun.set()
+        await may_end.wait()
+        return DONE
+
+    ada = Scripted(lambda engagement: DONE if engagement.content.body == "bob 1" else work(), is_idempotent=True)
+    await gateway.hire("ada", ada)
+    gateway.start()
+    await until_served(gateway)
+    (event,) = await gateway.arrive(gateway.message(2))
+    await begun.wait()
+    gateway.clock.step_back(3_600_000)
+    gateway.clock.advance(1_000)
+    await until(lambda: [each.event_id for each in gateway.store.engaged_entries()] == [event.event_id])
+    may_end.set()
+    await gateway.settled(event)
 
 
 async def test_an_attempt_that_lasts_can_be_seen(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

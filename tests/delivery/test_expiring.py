@@ -1,5 +1,6 @@
 """Mail whose time runs out while nobody comes for it (ENV-7)."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agentpost.delivery.expiring import Expiring
+from agentpost.delivery.ports import Engagement, Result
 from agentpost.delivery.pull import Pull
 from agentpost.protocol.payloads import AckType
 from agentpost.store.interface import Store
@@ -16,6 +18,7 @@ from tests.delivery.dispatching import AGAIN, DONE, NODE, Gateway, Scripted
 from tests.store.building import EPOCH, open_sqlite
 
 SOON_MS = START_MS + 1_000
+PAGE_AND_MORE = 300
 
 
 @pytest.fixture(params=["sqlite", "memory"])
@@ -95,3 +98,78 @@ async def test_mail_of_a_paused_agent_expires(gateway: Gateway) -> None:
     gateway.clock.advance(1_000)
     assert await expiring.look() == 1
     assert (len(gateway.outcomes(event, "eve")), eve.engaged) == (1, [])
+
+
+@pytest.mark.req("ENV-7")
+async def test_expired_mail_behind_a_long_turn_holds_back_no_expiry_of_other_agents(gateway: Gateway) -> None:
+    """Over a page of one agent's mail waits in memory while a turn runs; mail of another agent ends all the same."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def work(_engagement: Engagement) -> Result:
+        begun.set()
+        await release.wait()
+        return DONE
+
+    await gateway.hire("eve", Scripted(work))
+    _, expiring = parts(gateway)
+    await gateway.arrive(gateway.message(1, to=("eve",), expires_at_ms=SOON_MS))
+    await begun.wait()
+    *_, last = await gateway.arrive(
+        *(gateway.message(number, to=("eve",), expires_at_ms=SOON_MS) for number in range(2, PAGE_AND_MORE)),
+        gateway.message(PAGE_AND_MORE, expires_at_ms=SOON_MS + 1),
+    )
+    gateway.clock.advance(2_000)
+    await expiring.look()
+    release.set()
+    assert [ack.payload.reason for ack in gateway.outcomes(last)] == ["expired"]
+
+
+@pytest.mark.req("ENV-7")
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_a_program_that_runs_gets_no_mail_that_expired_on_the_way(gateway: Gateway, is_idempotent: bool) -> None:
+    """Expired when it arrives, while the agent is idle and could have it at once: it is ended, not handed over."""
+    eve = Scripted(is_idempotent=is_idempotent)
+    await gateway.hire("eve", eve)
+    gateway.start()
+    (first,) = await gateway.arrive(gateway.message(1, to=("eve",)))
+    await gateway.settled(first, agent_id="eve")
+    gateway.clock.advance(1_000)
+    late, good = await gateway.arrive(
+        gateway.message(2, to=("eve",), expires_at_ms=SOON_MS), gateway.message(3, to=("eve",))
+    )
+    await gateway.settled(late, good, agent_id="eve")
+    assert eve.bodies == ["bob 1", "bob 3"]
+    assert [ack.payload.reason for ack in gateway.outcomes(late, "eve")] == ["expired"]
+
+
+@pytest.mark.req("ENV-7")
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_a_program_that_runs_gets_no_mail_that_expired_while_it_worked(
+    gateway: Gateway, is_idempotent: bool
+) -> None:
+    """What waits behind a long turn, in time when it came, is ended when its turn comes too late."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def work() -> Result:
+        begun.set()
+        await release.wait()
+        return DONE
+
+    eve = Scripted(
+        lambda engagement: work() if engagement.content.body == "bob 2" else DONE, is_idempotent=is_idempotent
+    )
+    await gateway.hire("eve", eve)
+    gateway.start()
+    (first,) = await gateway.arrive(gateway.message(1, to=("eve",)))
+    await gateway.settled(first, agent_id="eve")
+    long, late, good = await gateway.arrive(
+        gateway.message(2, to=("eve",)),
+        gateway.message(3, to=("eve",), expires_at_ms=SOON_MS),
+        gateway.message(4, to=("eve",)),
+    )
+    await begun.wait()
+    gateway.clock.advance(1_000)
+    release.set()
+    await gateway.settled(long, late, good, agent_id="eve")
+    assert eve.bodies == ["bob 1", "bob 2", "bob 4"]
+    assert [ack.payload.reason for ack in gateway.outcomes(late, "eve")] == ["expired"]

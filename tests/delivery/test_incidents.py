@@ -129,6 +129,20 @@ async def test_a_late_outcome_closes_the_incident() -> None:
     assert [each.action for each in desk.store.audit_log()][-1] == "incident.close"
 
 
+@pytest.mark.req("RTY-3")
+async def test_a_repeat_is_answered_after_the_clock_was_set_back() -> None:
+    """An ACK was lost and the time of day goes back an hour: the repeat of its message is answered."""
+    desk = await Desk().settle_in()
+    peer = Peer(desk.clock)
+    event = await desk.send()
+    await peer.take(event)
+    peer.clock.step_back(3_600_000)
+    peer.clock.advance(30_000)
+    assert await peer.desk(desk).tell([(event, "bob")]) == 1
+    (answer,) = _signals(peer.store)
+    assert answer.payload.details["state"] == "queued"
+
+
 async def test_incidents_are_listed_shown_and_closed() -> None:
     """An operator sees what is open with the deliveries it is about, and closes it once; the audit knows who."""
     desk = await Desk().settle_in()

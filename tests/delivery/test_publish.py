@@ -31,6 +31,7 @@ from agentpost.protocol.timestamps import format_ms
 from agentpost.store.blobs import CHUNK_BYTES
 from agentpost.store.interface import Store
 from agentpost.store.sqlite import SqliteStore
+from agentpost.store.transaction import Transaction
 from agentpost.store.values import Appended, LocalAgent
 from agentpost.testing import START_MS, FakeClock, FixedRoom, MemoryStore, SeededChance, a_message
 from agentpost.world import IdMaker
@@ -649,6 +650,32 @@ async def test_who_is_refused_does_not_hold_up_the_others_of_its_turn(
     assert isinstance(first, Receipt)
     assert isinstance(last, Receipt)
     assert [event.event_id for event in post.events()] == [first.event_id, last.event_id]
+
+
+@pytest.mark.req("PIPE-3")
+async def test_one_refused_message_costs_the_others_of_its_turn_no_commit_each(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four messages are sent at once and one is refused: the others share a handful of commits, in order."""
+    commits: list[None] = []
+    commit = Transaction.commit
+
+    def counted(transaction: Transaction) -> None:
+        commits.append(None)
+        commit(transaction)
+
+    store = await open_store(home)
+    post = Post(store)
+    Appends(store, monkeypatch, unwanted="cyd")
+    monkeypatch.setattr(Transaction, "commit", counted)
+    answers = await asyncio.gather(
+        *(post.publisher.send(to("cyd" if number == 32 else "bob")) for number in range(64)), return_exceptions=True
+    )
+    sent = [answer for answer in answers if isinstance(answer, Receipt)]
+    assert [event.event_id for event in post.events()] == [receipt.event_id for receipt in sent]
+    assert [receipt.seq for receipt in sent] == list(range(1, 64))
+    assert len(commits) <= 4
+    await store.close()
 
 
 @pytest.mark.req("PIPE-3")

@@ -399,7 +399,12 @@ class Racing(MemoryStore):
         self.news: list[Change] = []
 
     async def append(
-        self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+        self,
+        events: Sequence[Event],
+        *,
+        deliveries: Sequence[Delivery] = (),
+        changes: Sequence[Change] = (),
+        **_more: Any,
     ) -> Appended:
         if news := self.news:
             self.news = []
@@ -458,7 +463,12 @@ async def test_a_timer_that_cannot_be_served_does_not_stop_the_others() -> None:
 
     class Stubborn(MemoryStore):
         async def append(
-            self, events: Sequence[Event], *, deliveries: Sequence[Delivery] = (), changes: Sequence[Change] = ()
+            self,
+            events: Sequence[Event],
+            *,
+            deliveries: Sequence[Delivery] = (),
+            changes: Sequence[Change] = (),
+            **_more: Any,
         ) -> Appended:
             if any(change.event_id == stuck.event_id for change in changes):
                 raise Refusal(Code.TOO_LARGE, "it does not fit")

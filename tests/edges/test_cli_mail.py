@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +225,11 @@ def test_mail_that_its_agent_cannot_handle_says_why(gateway: RunningGateway) -> 
 def test_who_waits_for_mail_hears_that_the_gateway_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that stops lets them go early: that is not the same as that nothing came."""
 
-    def let_go(_client: OperatorClient, _path: str, _body: object) -> list[object]:
-        return []
+    @contextmanager
+    def let_go(_client: OperatorClient, _path: str, _body: object) -> Iterator[list[object]]:
+        yield []
 
-    monkeypatch.setattr(OperatorClient, "post", let_go)
+    monkeypatch.setattr(OperatorClient, "held", let_go)
     with refused(Code.UNAVAILABLE):
         mail.fetch("builder", wait=60, home=tmp_path)
     with pytest.raises(typer.Exit) as waited:

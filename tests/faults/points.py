@@ -47,6 +47,7 @@ COMMITS_ELSEWHERE: Final = {
     "create_invite": "joining",
     "end_agent_sessions": "agents outside the mesh; tests/store/test_external.py",
     "keep_mirror": "a mirror that is read apart from the mail; joint reading writes it with `accept`",
+    "give_back": "an agent that fetches its mail; tests/delivery/test_pull.py",
     "extend_lease": "an agent that fetches its mail; tests/delivery/test_pull.py",
     "name_payloads": "just before a batch with payloads is kept, and harmless alone; tests/delivery/test_mirror.py",
     "drop_blob": "a payload that does not fit its address; tests/delivery/test_fetch.py",

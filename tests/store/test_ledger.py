@@ -66,6 +66,29 @@ async def test_a_failed_attempt_waits_and_stays_in_the_backlog(store: Store) -> 
     assert store.backlog("ada")[0].entry == entry
 
 
+@pytest.mark.req("RTY-4")
+async def test_an_attempt_that_never_reached_its_agent_is_undone(store: Store) -> None:
+    """It does not count, and the event is due; of another attempt, or of what has its outcome, nothing is undone."""
+    await take(store)
+    fresh = entry_of(store, FIRST.event_id)
+    await store.engage(FIRST.event_id, "ada", at_ms=10, until_ms=500)
+    assert not await store.give_back(FIRST.event_id, "ada", attempt=2, engaged_at_ms=None)
+    assert await store.give_back(FIRST.event_id, "ada", attempt=1, engaged_at_ms=None)
+    assert entry_of(store, FIRST.event_id) == fresh
+    assert not await store.give_back(FIRST.event_id, "ada", attempt=1, engaged_at_ms=None)
+    await store.engage(FIRST.event_id, "ada", at_ms=20)
+    await store.postpone(FIRST.event_id, "ada", due_at_ms=30, error="busy")
+    await store.engage(FIRST.event_id, "ada", at_ms=40, until_ms=500)
+    assert await store.give_back(FIRST.event_id, "ada", attempt=2, engaged_at_ms=20)
+    entry = entry_of(store, FIRST.event_id)
+    assert (entry.state, entry.attempts, entry.engaged_at_ms, entry.due_at_ms) == (LedgerState.QUEUED, 1, 20, 0)
+    assert entry.error == "busy"
+    await store.engage(SECOND.event_id, "ada", at_ms=50)
+    await store.settle(a_settlement(SECOND))
+    assert not await store.give_back(SECOND.event_id, "ada", attempt=1, engaged_at_ms=None)
+    assert not await store.give_back(SECOND.event_id, "eve", attempt=1, engaged_at_ms=None)
+
+
 @pytest.mark.req("ACK-2", "PIPE-2", "RTY-3")
 async def test_settling_closes_the_pair_and_appends_what_tells_of_it(store: Store) -> None:
     """The outcome, the reply and its own delivery are there together."""

@@ -20,7 +20,6 @@ async def carried_out(work: Awaitable[T], *, then: Callable[[T], None] = lambda 
             then(done.result())
 
     carried = asyncio.ensure_future(work)
+    # Before the caller goes on: it may look at what it has just written.
     carried.add_done_callback(tell)
-    # Unlike `await carried`, this does not cancel it with its caller.
-    await asyncio.wait((carried,))
-    return carried.result()
+    return await asyncio.shield(carried)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
+from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.lanes import Mail
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.ports import Result, ResultKind, Runtime, Wakeups
@@ -107,7 +108,13 @@ class Dispatcher:
             desk.look()
 
     async def resolve(self, event_id: EventId, agent_id: str, how: Resolution, *, actor: str) -> None:
-        """Decide about an event whose outcome is unclear. Refused for any other. The audit log has who did."""
+        """Decide about an event whose outcome is unclear. Refused for any other. The audit log has who did.
+
+        Who gives up waiting has decided all the same.
+        """
+        await carried_out(self._resolve(event_id, agent_id, how, actor))
+
+    async def _resolve(self, event_id: EventId, agent_id: str, how: Resolution, actor: str) -> None:
         item = self._store.inbox_item(event_id, agent_id)
         if item is None:
             raise Refusal(Code.NOT_FOUND, f"{event_id!r:.40} is not in the inbox of {agent_id}", field="eventId")
@@ -116,8 +123,8 @@ class Dispatcher:
             raise Refusal(Code.INVALID_TRANSITION, f"the outcome of {event_id} for {agent_id} is not unclear")
         event = decode_event(item.raw)
         if how is Resolution.RETRY:
-            due_at_ms = self._clock.now_ms()
-            await self._store.postpone(event_id, agent_id, due_at_ms=due_at_ms, error="an operator had it tried again")
+            # Due at any time of day, also if that is set back.
+            await self._store.postpone(event_id, agent_id, due_at_ms=0, error="an operator had it tried again")
         else:
             await self.turns.end(event, agent_id, Result(kind=ResultKind.PROCESSED))
         now_ms = self._clock.now_ms()

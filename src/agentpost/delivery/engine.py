@@ -18,6 +18,7 @@ from agentpost.delivery.keeping import CursorCopy, Keeper, RoomCopies
 from agentpost.delivery.mailroom import Mailroom
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.metrics import DeliveryMetrics, Meter, Tally
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.outcomes import Outcomes
 from agentpost.delivery.policy import DeliveryPolicy
 from agentpost.delivery.ports import RoomView, Runtime, Wakeups
@@ -96,6 +97,7 @@ class Engine:
             wakeups=wakeups,
             accepted_ack_timeout_seconds=policy.accepted_ack_timeout_seconds,
         )
+        self.outbox = OutboxWriter(store, wakeups)
         self.mailroom = Mailroom(
             store=store, sealer=self.sealer, publisher=self.publisher, maker=maker, clock=clock, wakeups=wakeups
         )
@@ -230,6 +232,7 @@ class Engine:
 
     async def close(self) -> None:
         """End everything that runs. What is not settled goes on at the next start."""
+        await self.pull.close()
         await self._tasks.close()
         await self._clock_check.close()
         await self.keeper.close()

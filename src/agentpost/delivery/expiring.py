@@ -47,14 +47,16 @@ class Expiring:
 
     async def look(self) -> int:
         """End what is over; gives how much."""
-        ended = 0
+        ended = skipped = 0
         while True:
-            page = self._store.expired_mail(now_ms=self._clock.now_ms(), limit=_PAGE)
+            # What has to stay for now stays in front, so the next page begins behind it.
+            page = self._store.expired_mail(now_ms=self._clock.now_ms(), limit=_PAGE, skip=skipped)
             over = [item for item in page if not self._is_busy_with(item.entry.event_id, item.entry.to_agent_id)]
             # One commit for all of them.
             ended_now = sum(await asyncio.gather(*map(self._end, over)))
             ended += ended_now
-            if len(page) < _PAGE or not ended_now:
+            skipped += len(page) - ended_now
+            if len(page) < _PAGE:
                 return ended
 
     async def _end(self, item: BacklogItem) -> bool:

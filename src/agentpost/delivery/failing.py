@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER, Seals
 from agentpost.delivery.wording import as_text
@@ -115,7 +116,7 @@ class Failing:
         self._maker = maker
         self._sealer = sealer
         self._clock = clock
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         self._agents: dict[str, FailingAgent] = {}
         # By event and agent: the last try that was not told yet.
         self._untold: dict[tuple[EventId, str], _Try] = {}
@@ -271,13 +272,11 @@ class Failing:
             del self._untold[pair]
         self._unwritten.difference_update(agent_ids)
         try:
-            await self._store.append(signals, notes=notes)
+            await self._outbox.append(signals, notes=notes)
         except Refusal:
             # The signals are hints. What the gateway itself knows is written with the next try.
             self._unwritten.update(agent_ids)
             raise
-        if signals:
-            self._wakeups.outbox_grew()
 
     def _value(self, agent_id: str) -> bytes | None:
         known = self._agents.get(agent_id)

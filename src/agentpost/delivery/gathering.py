@@ -5,6 +5,7 @@ room. Nobody waits for company: alone, a message goes with the next turn. Who ge
 can be refused for, was decided before it gets here.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -104,21 +105,21 @@ class Gatherer:
             await self._append(made, turn.now_ms)
 
     async def _append(self, made: Sequence[_Made], now_ms: int) -> None:
-        deliveries = [delivery for each in made for delivery in each.deliveries]
+        """Append all of them at once. If that is refused nothing is written, and each of them is appended by itself."""
         try:
-            appended = await self._store.append([each.event for each in made], deliveries=deliveries)
+            appended = await self._store.append(
+                [each.event for each in made], deliveries=[delivery for each in made for delivery in each.deliveries]
+            )
         except Exception as error:  # noqa: BLE001 - as above
-            if len(made) == 1:
-                made[0].posting.waiting.refused(error)
-                return
-            # It may be the fault of one of them, and nothing is written: each for itself.
-            for each in made:
-                await self._append([each], now_ms)
-            return
-        self._wakeups.outbox_grew()
-        self._wakeups.timer_set(earliest_due_ms(deliveries))
+            outcomes: list[int | BaseException] = [error] if len(made) == 1 else await self._append_each(made)
+        else:
+            outcomes = list(range(appended.first_seq, appended.first_seq + len(made)))
+        sent = [(each, seq) for each, seq in zip(made, outcomes, strict=True) if isinstance(seq, int)]
+        if sent:
+            self._wakeups.outbox_grew()
+            self._wakeups.timer_set(earliest_due_ms([delivery for each, _ in sent for delivery in each.deliveries]))
         receipts: dict[int, tuple[RecipientReceipt, ...]] = {}
-        for seq, each in enumerate(made, appended.first_seq):
+        for each, seq in sent:
             placement = each.posting.placement
             recipients = receipts.get(id(placement))
             if recipients is None:
@@ -135,6 +136,16 @@ class Gatherer:
                     rejected=placement.rejected,
                 )
             )
+        for each, outcome in zip(made, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                each.posting.waiting.refused(outcome)
+
+    async def _append_each(self, made: Sequence[_Made]) -> list[int | BaseException]:
+        """The place of each in the outbox, or why it was refused. The store writes them in one commit all the same."""
+        appended = await asyncio.gather(
+            *(self._store.append([each.event], deliveries=each.deliveries) for each in made), return_exceptions=True
+        )
+        return [each if isinstance(each, BaseException) else each.first_seq for each in appended]
 
     def _make(self, posting: Posting, turn: _Turn) -> _Made:
         request, placement = posting.request, posting.placement

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from agentpost.delivery.deciding import subject_of
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.policy import DeliveryPolicy, earliest_due_ms, has_sla, sla_due_at_ms
+from agentpost.delivery.outbox import OutboxWriter
+from agentpost.delivery.policy import DeliveryPolicy, has_sla, sla_due_at_ms
 from agentpost.delivery.ports import Wakeups
 from agentpost.protocol.codec import decode_event
 from agentpost.protocol.delivery import Change, Delivery
@@ -129,7 +130,7 @@ class StatusDesk:
         self._store = store
         self._maker = maker
         self._clock = clock
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         self._policy = policy or DeliveryPolicy()
 
     async def hear(self, signals: Sequence[SignalEvent]) -> int:
@@ -139,23 +140,22 @@ class StatusDesk:
         """
         answers = [answer for signal in signals if (answer := self._answer(signal)) is not None]
         if answers:
-            await self._store.append(answers)
-            self._wakeups.outbox_grew()
+            await self._outbox.append(answers)
         for signal in signals:
             await self._take_down(signal)
         return len(answers)
 
     async def tell(self, resent: Sequence[tuple[Event, str]]) -> int:
         """Say how far those are that were sent again and are here; gives how many. An ACK of just now will do."""
-        before_ms = self._clock.now_ms() - round(self._policy.accepted_ack_timeout_seconds * 1000)
+        now_ms, timeout_ms = self._clock.now_ms(), round(self._policy.accepted_ack_timeout_seconds * 1000)
         said: list[Event] = []
         for event, agent_id in resent:
             entry = self._store.ledger_entry(event.event_id, agent_id)
-            if entry is not None and max(entry.accepted_at_ms, entry.settled_at_ms or 0) <= before_ms:
+            # What lies ahead of now was written before the clock was set back: nobody knows how long ago.
+            if entry is not None and not 0 <= now_ms - max(entry.accepted_at_ms, entry.settled_at_ms or 0) < timeout_ms:
                 said.append(self._status(event, event.event_id, agent_id, entry))
         if said:
-            await self._store.append(said)
-            self._wakeups.outbox_grew()
+            await self._outbox.append(said)
         return len(said)
 
     def _answer(self, request: SignalEvent) -> SignalEvent | None:
@@ -207,14 +207,11 @@ class StatusDesk:
             due_at_ms=due_at_ms,
             reason=outcome if signal is DeliverySignal.FAILED_TERMINAL else None,
         )
-        await self._store.append([], changes=[change])
-        self._wakeups.timer_set(earliest_due_ms([change]))
-        self._wakeups.deliveries_moved([change])
+        await self._outbox.append([], changes=[change])
 
     async def _hear_late(self, delivery: Delivery, signal: DeliverySignal, now_ms: int) -> None:
         change = Change(event_id=delivery.event_id, to_agent_id=delivery.to_agent_id, signal=signal, at_ms=now_ms)
-        await self._store.append([], changes=[change])
-        self._wakeups.deliveries_moved([change])
+        await self._outbox.append([], changes=[change])
 
     async def _note(self, delivery: Delivery, said: SignalEvent, state: str) -> None:
         now_ms = self._clock.now_ms()

@@ -21,7 +21,8 @@ class Mail(Struct, frozen=True, kw_only=True):
     """One open ledger row with its event. `is_unclear`: it was handed over before a crash, and nobody noted an end.
 
     `is_fresh`: it came while this gateway ran, so no crash can have happened with it. `is_leased`: the agent fetched it
-    before it was engaged from here, and has it until `due_at_ms`; it is in no order with the rest.
+    before it was engaged from here, and has it until `due_at_ms` (`leased_until_ms` in the ledger); it is in no
+    order with the rest.
     """
 
     inbox_seq: int
@@ -32,6 +33,7 @@ class Mail(Struct, frozen=True, kw_only=True):
     is_unclear: bool = False
     is_fresh: bool = False
     is_leased: bool = False
+    leased_until_ms: int = 0
 
 
 class Lanes:

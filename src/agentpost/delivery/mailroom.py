@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.agents import expect_local_agent
-from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.glance import Glance
 from agentpost.delivery.idempotency import Keyed
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.ports import Content, Wakeups
 from agentpost.delivery.publish import Publisher
 from agentpost.delivery.sealing import Sealer
@@ -95,7 +95,7 @@ class Mailroom:
         self._publisher = publisher
         self._maker = maker
         self._clock = clock
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
 
     def inbox(
         self,
@@ -130,6 +130,13 @@ class Mailroom:
         )
         return self._lines(items)
 
+    def unread(self, agent_id: str, *, after_inbox_seq: int = 0, limit: int = 50) -> list[InboxLine]:
+        """What the agent has neither settled nor looked at, oldest first."""
+        expect_local_agent(self._store, agent_id)
+        return self._lines(
+            self._store.backlog(agent_id, after_inbox_seq=after_inbox_seq, limit=limit, unread_only=True)
+        )
+
     async def read(self, agent_id: str, event_id: EventId, *, mark: bool = True) -> InboxMessage:
         """One message in full. It is marked as read, and stays where it is."""
         item = self._item(agent_id, event_id)
@@ -163,11 +170,11 @@ class Mailroom:
                 deliveries=(delivery,),
                 keyed=None if keyed is None else keyed.answered(answered),
             )
-            settled = await carried_out(self._store.settle(settlement), then=self._tell)
+            settled = await self._outbox.settle(settlement)
         if not settled:
             answered = replace(answered, settled=False)
             answer = None if keyed is None else keyed.answered(answered)
-            await carried_out(self._store.append((reply,), deliveries=(delivery,), keyed=answer), then=self._tell)
+            await self._outbox.append((reply,), deliveries=(delivery,), keyed=answer)
         return answered
 
     async def dismiss(self, agent_id: str, event_id: EventId) -> bool:
@@ -183,16 +190,10 @@ class Mailroom:
             at_ms=now_ms,
             events=(self._maker.ack(event, AckType.PROCESSED, agent_id=agent_id),),
         )
-        settled = await carried_out(self._store.settle(settlement), then=self._tell)
+        settled = await self._outbox.settle(settlement)
         if settled:
             await self._store.mark_read(event_id, agent_id, at_ms=now_ms)
         return settled
-
-    def _tell(self, written: object) -> None:
-        """Have what was written sent on; False is a settlement that came too late and wrote nothing."""
-        if written is not False:
-            self._wakeups.outbox_grew()
-            self._wakeups.timer_set()
 
     def _item(self, agent_id: str, event_id: EventId) -> BacklogItem:
         expect_local_agent(self._store, agent_id)

@@ -14,14 +14,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.content import CONTENT_FIELDS, check_fits, encode_content, without_content
 from agentpost.delivery.gathering import Gatherer, Posting, Waiting, check_readable, message_of
 from agentpost.delivery.idempotency import Keyed
 from agentpost.delivery.making import EventMaker
 from agentpost.delivery.messages import Receipt, RecipientReceipt, SendRequest
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.placing import NotTaken, Placement, Placer, engaged_by
-from agentpost.delivery.policy import earliest_due_ms, in_time
+from agentpost.delivery.policy import in_time
 from agentpost.delivery.ports import Content, RoomView, Wakeups
 from agentpost.delivery.sealing import MAX_CONTENT_BYTES, Sealer
 from agentpost.protocol.backoff import ACCEPTED_ACK_TIMEOUT_SECONDS
@@ -75,7 +75,7 @@ class Publisher:
         self._maker = maker
         self._ids = ids
         self._clock = clock
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         self._max_inline_bytes = max_inline_bytes
         self._ack_timeout_ms = round(accepted_ack_timeout_seconds * 1000)
         self._not_taken = NotTaken(store, clock)
@@ -243,19 +243,10 @@ class Publisher:
         resends: Sequence[ResentLetter] = (),
         keyed: KeyedAnswer | None = None,
     ) -> Appended:
-        def tell(_appended: Appended) -> None:
-            self._wakeups.outbox_grew()
-            if deliveries or changes:
-                self._wakeups.timer_set(earliest_due_ms((*deliveries, *changes)))
-            if changes:
-                # Deliveries that end where they begin: nobody else will say so to those who wait for the end.
-                self._wakeups.deliveries_moved(changes)
-
         try:
-            writing = self._store.append(
+            return await self._outbox.append(
                 events, deliveries=deliveries, changes=changes, notes=notes, resends=resends, keyed=keyed
             )
-            return await carried_out(writing, then=tell)
         except Refusal:
             for event in events:
                 await self._drop_blob_of(event)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.deciding import NO_ROUTE
-from agentpost.delivery.policy import earliest_due_ms
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.ports import RoomView, Wakeups
 from agentpost.delivery.task_moves import TaskMoves
 from agentpost.protocol.codec import decode_event
@@ -59,7 +59,7 @@ class RemovedAgents:
         self._turns = turns
         self._moves = moves
         self._clock = clock
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         self._is_busy_with = is_busy_with
         self._tasks = TaskOwner("removed agents")
         self._to_end: set[str] = set()
@@ -116,13 +116,11 @@ class RemovedAgents:
         """TASK-7: who asked for a task hears that its worker is gone."""
         try:
             move = await self._moves.fail(record, agent_id, failure_class=NO_ROUTE, error_summary=self._why(agent_id))
-            await self._store.append((move.event,), deliveries=(move.delivery,))
+            await self._outbox.append((move.event,), deliveries=(move.delivery,))
         except Refusal as refusal:
             # It ended meanwhile, or its requester is out of the mesh.
             _log.warning("task %s of %s could not be ended: %s", record.task_id, agent_id, refusal.message)
             return False
-        self._wakeups.outbox_grew()
-        self._wakeups.timer_set(earliest_due_ms((move.delivery,)))
         return True
 
     def _why(self, agent_id: str) -> str:

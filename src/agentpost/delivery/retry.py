@@ -26,6 +26,7 @@ from agentpost.delivery.deciding import (
 )
 from agentpost.delivery.incidents import request_of, status_request
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.placing import engaged_by
 from agentpost.delivery.policy import DeliveryPolicy, has_sla, sla_due_at_ms
 from agentpost.delivery.ports import RoomView, Wakeups
@@ -104,6 +105,7 @@ class Retrier:
         self._clock = clock
         self._chance = chance
         self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         self._policy = policy or DeliveryPolicy()
         self._read_through = read_through
         self._readdress = readdress
@@ -449,8 +451,7 @@ class Retrier:
             if refusal.code not in _OVERTAKEN:
                 raise
             # An ACK came between reading and writing. One event's news must not hold up the others.
-            for plan in plans:
-                await self._write_one(plan, now_ms)
+            await asyncio.gather(*(self._write_one(plan, now_ms) for plan in plans))
 
     async def _write(self, plans: Iterable[_Plan]) -> None:
         events = [event for plan in plans for event in plan.events]
@@ -462,10 +463,7 @@ class Retrier:
         payloads = [NamedPayload.of(each.payload_ref, self._store.node_id) for each in events if each.payload_ref]
         if payloads:
             await self._store.name_payloads(payloads)
-        await self._store.append(events, deliveries=deliveries, changes=changes)
-        if events:
-            self._wakeups.outbox_grew()
-        self._wakeups.deliveries_moved(changes)
+        await self._outbox.append(events, deliveries=deliveries, changes=changes)
 
     async def _write_one(self, plan: _Plan, now_ms: int) -> None:
         try:

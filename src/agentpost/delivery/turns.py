@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from agentpost.delivery.briefing import ASKING, engagement_of
 from agentpost.delivery.failing import Failing
 from agentpost.delivery.making import EventMaker
-from agentpost.delivery.policy import earliest_due_ms
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind, Wakeups
 from agentpost.delivery.postmaster import POSTMASTER
 from agentpost.delivery.task_turns import Standing, TaskTurns
@@ -130,7 +130,7 @@ class Turns:
         self._maker = maker
         self._clock = clock
         self._chance = chance
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         self._policy = policy
 
     async def begin(
@@ -298,9 +298,7 @@ class Turns:
 
     async def _claim(self, task_turns: TaskTurns, event: TaskCreateEvent, agent_id: str) -> None:
         claim = await task_turns.claim(event, agent_id)
-        await self._store.append((claim.event,), deliveries=(claim.delivery,))
-        self._wakeups.outbox_grew()
-        self._wakeups.timer_set(earliest_due_ms((claim.delivery,)))
+        await self._outbox.append((claim.event,), deliveries=(claim.delivery,))
 
     def is_decided(self, event: Event, agent_id: str) -> bool:
         """Whether nothing has to be waited for any more before the agent can have this task, or not."""
@@ -322,6 +320,11 @@ class Turns:
         except Refusal as refusal:
             if refusal.code not in _CLOSED:
                 _log.warning("an attempt of %s could not be recorded: %s", agent_id, refusal.message)
+
+    @property
+    def longest_pause_ms(self) -> int:
+        """No attempt that failed is repeated later than this."""
+        return round(self._policy.max_delay_seconds * 1000)
 
     def retry_at_ms(self, result: Result, *, attempt: int) -> int | None:
         """When attempt number `attempt`, which ended with `result`, is to be repeated; None if that was the end."""
@@ -405,7 +408,7 @@ class Turns:
         Each has when its attempt began, if that was not noted. A row that was closed before stays as it is.
         """
         at_ms, processed = self._clock.now_ms(), self._maker.acks(AckType.PROCESSED)
-        answers = await self._store.settle_all(
+        await self._outbox.settle_all(
             [
                 Settlement(
                     event_id=event.event_id,
@@ -418,8 +421,6 @@ class Turns:
                 for event, engaged_at_ms in ended
             ]
         )
-        if any(answers):
-            self._wakeups.outbox_grew()
         self.failing.succeeded(agent_id)
 
     async def _process(self, event: Event, agent_id: str, result: Result, engaged_at_ms: int | None) -> bool:
@@ -535,7 +536,7 @@ class Turns:
         engaged_at_ms: int | None = None,
     ) -> bool:
         self.failing.settled(event.event_id, agent_id)
-        closed = await self._store.settle(
+        return await self._outbox.settle(
             Settlement(
                 event_id=event.event_id,
                 to_agent_id=agent_id,
@@ -547,11 +548,6 @@ class Turns:
                 error=error,
             )
         )
-        if closed:
-            self._wakeups.outbox_grew()
-            if deliveries:
-                self._wakeups.timer_set(earliest_due_ms(deliveries))
-        return closed
 
     async def incident(
         self, kind: IncidentKind, event: Event, agent_id: str, **detail: str | int | bool | None

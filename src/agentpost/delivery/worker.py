@@ -81,8 +81,8 @@ class Worker:
         self._known: set[EventId] = set()
         self._unclear: set[EventId] = set()
         self._without_content: dict[EventId, str] = {}
-        # Attempts that are not written down, and when they began.
-        self._unnoted: dict[EventId, int] = {}
+        # Attempts that are not written down, and when they began: by the time of day, and by a clock that nobody sets.
+        self._unnoted: dict[EventId, tuple[int, int]] = {}
         self._noting: asyncio.TimerHandle | None = None
         self._read_through = 0
         self._has_more = True
@@ -207,7 +207,9 @@ class Worker:
     def _mail(self, item: BacklogItem) -> Mail:
         entry = item.entry
         is_unclear = entry.state is LedgerState.ENGAGED
-        due_at_ms = self._lane_time(entry.due_at_ms)
+        # No retry waits for longer than that; the clock was set back where one seems to.
+        latest_ms = entry.due_at_ms if is_unclear else self._clock.now_ms() + self._turns.longest_pause_ms
+        due_at_ms = self._lane_time(min(entry.due_at_ms, latest_ms))
         return Mail(
             inbox_seq=entry.inbox_seq,
             event=decode_event(item.raw),
@@ -217,6 +219,7 @@ class Worker:
             is_unclear=is_unclear,
             is_fresh=entry.inbox_seq > self._fresh_after and not is_unclear and not entry.attempts,
             is_leased=is_unclear and due_at_ms > self._clock.monotonic_ms(),
+            leased_until_ms=entry.due_at_ms,
         )
 
     def _add(self, mail: Mail) -> None:
@@ -277,7 +280,7 @@ class Worker:
                     self._running += 1
                     self._tasks.spawn(self._serve(mail), name=f"{self._agent_id}:turn")
                     break
-                self._unnoted[mail.event.event_id] = begun.at_ms
+                self._unnoted[mail.event.event_id] = begun.at_ms, self._clock.monotonic_ms()
                 # For each of them: the timer may have run out while the one before was being put off.
                 self._note_later()
                 # If this turn waits for something, the next one begins meanwhile.
@@ -311,7 +314,7 @@ class Worker:
             # For those that were over at once before one that is not.
             asyncio.get_running_loop().call_soon(self._write_soon)
         self._lanes.done(mail)
-        self._ended.append((mail, result, self._unnoted.pop(mail.event.event_id, None)))
+        self._ended.append((mail, result, self._unnoted_since(mail)))
 
     def _write_soon(self) -> None:
         if self._ended:
@@ -370,7 +373,7 @@ class Worker:
         )
         if isinstance(begun, Begun):
             if not is_noted:
-                self._unnoted[event.event_id] = begun.at_ms
+                self._unnoted[event.event_id] = begun.at_ms, self._clock.monotonic_ms()
                 self._note_later()
             return begun
         if begun.hold is Hold.WAITS:
@@ -393,6 +396,9 @@ class Worker:
             self._known.discard(mail.event.event_id)
             return None
         found = replace(self._mail(item), is_leased=True)
+        if found.leased_until_ms == mail.leased_until_ms:
+            # It was not extended, so its time is over, whatever the time of day says by now.
+            return found
         if found.due_at_ms > self._clock.monotonic_ms():
             self._lanes.put_back(found)
             return None
@@ -430,14 +436,14 @@ class Worker:
 
     async def _leave(self, mail: Mail) -> None:
         """The agent has this, and what becomes of it is not waited for: as after a crash, the next worker finds out."""
-        at_ms = self._unnoted.pop(mail.event.event_id, None)
+        at_ms = self._unnoted_since(mail)
         if at_ms is not None:
             await self._turns.note(mail.event.event_id, self._agent_id, at_ms=at_ms)
 
     def _conclude(self, mail: Mail, attempt: int, result: Result) -> Coroutine[Any, Any, None]:
         """Let the lane go on at once; what is given still has to be awaited, and writes the outcome."""
         due_at_ms = self._turns.retry_at_ms(result, attempt=attempt)
-        engaged_at_ms = self._unnoted.pop(mail.event.event_id, None)
+        engaged_at_ms = self._unnoted_since(mail)
         if due_at_ms is None:
             self._lanes.done(mail)
             return self._end(mail, result, engaged_at_ms)
@@ -447,6 +453,11 @@ class Worker:
         )
         return self._postpone(mail, attempt, due_at_ms, result.error, engaged_at_ms)
 
+    def _unnoted_since(self, mail: Mail) -> int | None:
+        """When the attempt began that is over now and was not written down; None if it was."""
+        at_ms, _ = self._unnoted.pop(mail.event.event_id, (None, 0))
+        return at_ms
+
     def _note_later(self) -> None:
         if self._noting is None:
             self._noting = asyncio.get_running_loop().call_later(_NOTE_AFTER_SECONDS, self._note_what_lasts)
@@ -454,9 +465,9 @@ class Worker:
     def _note_what_lasts(self) -> None:
         """Write down the attempts that did not end soon."""
         self._noting = None
-        begun_before_ms = self._clock.now_ms() - round(_NOTE_AFTER_SECONDS * 1000)
-        for event_id, at_ms in tuple(self._unnoted.items()):
-            if at_ms <= begun_before_ms:
+        begun_before_ms = self._clock.monotonic_ms() - round(_NOTE_AFTER_SECONDS * 1000)
+        for event_id, (at_ms, begun_ms) in tuple(self._unnoted.items()):
+            if begun_ms <= begun_before_ms:
                 del self._unnoted[event_id]
                 self._tasks.spawn(self._turns.note(event_id, self._agent_id, at_ms=at_ms), name="note")
         if self._unnoted:

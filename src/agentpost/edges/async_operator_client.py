@@ -1,8 +1,8 @@
 """The operator's client for programs that do several things at once: one pool of connections."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -24,7 +24,7 @@ from agentpost.edges.operator_client import (
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store.home import Home
 
-__all__ = ["NEVER_THERE", "AsyncOperatorClient", "until_answered"]
+__all__ = ["NEVER_THERE", "AsyncOperatorClient", "Held", "until_answered"]
 
 _TIMEOUT_SECONDS: Final = 10.0
 # Only there because a URL has a host: the socket decides who answers.
@@ -73,16 +73,9 @@ class AsyncOperatorClient:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
-                uds=str(Home(home).operator_socket),
-                limits=httpx.Limits(max_connections=_MOST_CONNECTIONS),
-                # A socket of this machine, without TLS: to read certificates for it would take longer than the call.
-                verify=False,
-            ),
-            base_url=_BASE_URL,
-            timeout=_TIMEOUT_SECONDS,
-        )
+        self._http = _http(home, most_connections=_MOST_CONNECTIONS)
+        # Each held answer has a connection to itself, and must keep none from the calls that end it.
+        self._holding = _http(home, most_connections=None)
 
     async def __aenter__(self) -> "AsyncOperatorClient":
         return self
@@ -94,6 +87,7 @@ class AsyncOperatorClient:
 
     async def close(self) -> None:
         await self._http.aclose()
+        await self._holding.aclose()
 
     async def get(self, path: str, query: Query | None = None, *, wait_seconds: float = 0) -> Any:
         return await self._call("GET", path, None, query, wait_seconds)
@@ -112,15 +106,33 @@ class AsyncOperatorClient:
             lost.hint = f"It may have been done. Repeat the call with idempotency_key={key!r}: it is done once."
             raise
 
+    async def held(self, path: str, body: Any, *, wait_seconds: float = 0) -> "Held":
+        """The first line of an answer that stays open until it is closed. Cancelling hangs up."""
+        # Mail that was handed over meanwhile is given back, so the call may be repeated.
+        with self._refusals(only_looks=True):
+            request = self._holding.build_request(
+                "POST",
+                path,
+                content=msgspec.json.encode(body),
+                headers=headers_for(body, None),
+                timeout=httpx.Timeout(_TIMEOUT_SECONDS, read=_TIMEOUT_SECONDS + wait_seconds),
+            )
+            response = await self._holding.send(request, stream=True)
+            held = Held(response)
+            try:
+                await held.read_first_line()
+            except BaseException:
+                await held.close()
+                raise
+            return held
+
     async def delete(self, path: str, query: Query | None = None) -> Any:
         return await self._call("DELETE", path, None, query, 0)
 
     async def _call(
         self, method: str, path: str, body: Any, query: Query | None, wait_seconds: float, key: str | None = None
     ) -> Any:
-        if self._http.is_closed:
-            raise Refusal(Code.UNAVAILABLE, "this client was closed")
-        try:
+        with self._refusals(only_looks=method == "GET"):
             content = None if body is None else msgspec.json.encode(body)
             response = await self._http.request(
                 method,
@@ -130,12 +142,57 @@ class AsyncOperatorClient:
                 params=query,
                 timeout=_TIMEOUT_SECONDS + wait_seconds + seconds_for(content or b""),
             )
+        return answer_of(response.status_code, response.content)
+
+    @contextmanager
+    def _refusals(self, *, only_looks: bool) -> Generator[None]:
+        """Whatever keeps a call from being answered, as a refusal."""
+        if self._http.is_closed:
+            raise Refusal(Code.UNAVAILABLE, "this client was closed")
+        try:
+            yield
         except UnicodeEncodeError:
             raise not_utf8() from None
         except httpx.TransportError as error:
             is_silent = isinstance(error, httpx.TimeoutException)
             # A call that only looks may be repeated in any case.
-            if isinstance(error, NEVER_THERE) or method == "GET":
+            if isinstance(error, NEVER_THERE) or only_looks:
                 raise unreached(self._home, is_silent=is_silent) from None
             raise answer_lost(self._home, is_silent=is_silent) from None
-        return answer_of(response.status_code, response.content)
+
+
+def _http(home: Path, *, most_connections: int | None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(
+            uds=str(Home(home).operator_socket),
+            limits=httpx.Limits(max_connections=most_connections),
+            # A socket of this machine, without TLS: to read certificates for it would take longer than the call.
+            verify=False,
+        ),
+        base_url=_BASE_URL,
+        timeout=_TIMEOUT_SECONDS,
+    )
+
+
+class Held:
+    """An answer that stays open: what it hands over belongs to its connection."""
+
+    answer: Any = None
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        # Kept: an iterator that is forgotten would hang up.
+        self._parts = response.aiter_raw()
+
+    async def read_first_line(self) -> None:
+        """Read the answer: the first line, or all of one that does not stay open."""
+        read: list[bytes] = []
+        async for part in self._parts:
+            read.append(part)
+            if part.endswith(b"\n"):
+                break
+        self.answer = answer_of(self._response.status_code, b"".join(read))
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._response.aclose()

@@ -7,6 +7,7 @@ import http.client
 import os
 import socket
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -80,6 +81,20 @@ class OperatorClient:
                 yield from (msgspec.json.decode(line) for line in _lines_of(response) if line.strip())
         except _UNREACHED:
             raise Refusal(Code.UNAVAILABLE, f"the gateway of {self._home} is gone, or was not there") from None
+        finally:
+            connection.close()
+
+    @contextmanager
+    def held(self, path: str, body: dict[str, Any]) -> Generator[Any]:
+        """What the first line of an answer says that stays open; at the end of the block it is hung up."""
+        connection = _Connection(self._home, self._timeout_seconds)
+        try:
+            try:
+                response = connection.answer_to("POST", path, body, None)
+                status, content = response.status, response.readline()
+            except _UNREACHED as error:
+                raise unreached(self._home, is_silent=isinstance(error, TimeoutError)) from None
+            yield answer_of(status, content)
         finally:
             connection.close()
 

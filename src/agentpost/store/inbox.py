@@ -55,6 +55,7 @@ __all__ = [
     "engaged_entries",
     "expired_mail",
     "extend_lease",
+    "give_back",
     "inbox_by_corr",
     "inbox_item",
     "inbox_items",
@@ -265,6 +266,12 @@ def extend_lease(tx: Transaction, event_id: EventId, to_agent_id: str, until_ms:
     return tx.database.changed_rows() != before
 
 
+def give_back(tx: Transaction, event_id: EventId, to_agent_id: str, attempt: int, engaged_at_ms: int | None) -> bool:
+    before = tx.database.changed_rows()
+    tx.database.run(SQL.give_back, (engaged_at_ms, event_id, to_agent_id, attempt))
+    return tx.database.changed_rows() != before
+
+
 def postpone(tx: Transaction, event_id: EventId, to_agent_id: str, due_at_ms: int, error: str) -> None:
     _open_entry(tx.database, event_id, to_agent_id)
     tx.database.run(SQL.postpone, (due_at_ms, error, event_id, to_agent_id))
@@ -392,8 +399,8 @@ def waiting_agents(database: Database) -> list[str]:
     return [agent_id for agent_id, _ in database.rows(SQL.waiting_agents, (-1,))]
 
 
-def expired_mail(database: Database, now_ms: int, limit: int) -> list[BacklogItem]:
-    return [_item(row) for row in database.rows(SQL.expired_mail, (now_ms, limit))]
+def expired_mail(database: Database, now_ms: int, limit: int, skip: int) -> list[BacklogItem]:
+    return [_item(row) for row in database.rows(SQL.expired_mail, (now_ms, limit, skip))]
 
 
 def urgent_unread(database: Database, to_agent_id: str, limit: int) -> list[BacklogItem]:

@@ -211,6 +211,15 @@ class Store(ExternalStore, Protocol):
         """
         ...
 
+    def give_back(
+        self, event_id: EventId, to_agent_id: str, *, attempt: int, engaged_at_ms: int | None
+    ) -> Awaitable[bool]:
+        """Undo attempt number `attempt`, which never reached its agent: it does not count, and the event is due.
+
+        `engaged_at_ms` is when the attempt before it began. False if the event is not with the agent by this attempt.
+        """
+        ...
+
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> Awaitable[None]:
         """Record that an attempt failed and when the next one is due (RTY-4)."""
         ...
@@ -240,8 +249,11 @@ class Store(ExternalStore, Protocol):
         """The agents that have something that is not settled; who has the oldest of it comes first."""
         ...
 
-    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
-        """What waits for an agent and may not be given to it any more (ENV-7), what expired first at first."""
+    def expired_mail(self, *, now_ms: int, limit: int = 256, skip: int = 0) -> list[BacklogItem]:
+        """What waits for an agent and may not be given to it any more (ENV-7), what expired first at first.
+
+        The first `skip` of it are left out.
+        """
         ...
 
     def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:

@@ -234,6 +234,14 @@ class MemoryInbox(MemoryOutbox):
         self._keep(replace(entry, due_at_ms=max(entry.due_at_ms, until_ms)))
         return True
 
+    async def give_back(self, event_id: EventId, to_agent_id: str, *, attempt: int, engaged_at_ms: int | None) -> bool:
+        entry = self.ledger_entry(event_id, to_agent_id)
+        if entry is None or entry.state is not LedgerState.ENGAGED or entry.attempts != attempt:
+            return False
+        queued = LedgerState.QUEUED
+        self._keep(replace(entry, state=queued, attempts=attempt - 1, engaged_at_ms=engaged_at_ms, due_at_ms=0))
+        return True
+
     async def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> None:
         entry = rules.expect_open_entry(self.ledger_entry(event_id, to_agent_id), event_id, to_agent_id)
         self._keep(replace(entry, state=LedgerState.QUEUED, due_at_ms=due_at_ms, error=error))
@@ -334,7 +342,7 @@ class MemoryInbox(MemoryOutbox):
         oldest_first = sorted((seq, agent_id) for (_, agent_id), seq in self._open.items())
         return list(dict.fromkeys(agent_id for _, agent_id in oldest_first))
 
-    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
+    def expired_mail(self, *, now_ms: int, limit: int = 256, skip: int = 0) -> list[BacklogItem]:
         self._check_open()
         queued = [self._ledger[pair] for pair in self._open if self._ledger[pair].state is LedgerState.QUEUED]
         found = [
@@ -343,7 +351,8 @@ class MemoryInbox(MemoryOutbox):
             if (until := self._inbound(entry).event.expires_at) is not None
         ]
         found.sort(key=lambda each: each[:3])
-        return [self._backlog_item(entry) for until_ms, _, _, entry in found if until_ms <= now_ms][:limit]
+        expired = [self._backlog_item(entry) for until_ms, _, _, entry in found if until_ms <= now_ms]
+        return expired[skip : skip + limit]
 
     def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
         unread = self.backlog(to_agent_id, limit=len(self._open), unread_only=True)

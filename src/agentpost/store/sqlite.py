@@ -281,6 +281,13 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def extend_lease(self, event_id: EventId, to_agent_id: str, *, until_ms: int) -> "asyncio.Future[bool]":
         return self._writer.submit(lambda tx: inbox.extend_lease(tx, event_id, to_agent_id, until_ms), size=1)
 
+    def give_back(
+        self, event_id: EventId, to_agent_id: str, *, attempt: int, engaged_at_ms: int | None
+    ) -> "asyncio.Future[bool]":
+        return self._writer.submit(
+            lambda tx: inbox.give_back(tx, event_id, to_agent_id, attempt, engaged_at_ms), size=1
+        )
+
     def postpone(self, event_id: EventId, to_agent_id: str, *, due_at_ms: int, error: str) -> "asyncio.Future[None]":
         return self._writer.submit(lambda tx: inbox.postpone(tx, event_id, to_agent_id, due_at_ms, error), size=1)
 
@@ -301,8 +308,8 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
     def waiting_agents(self) -> list[str]:
         return inbox.waiting_agents(self._reader())
 
-    def expired_mail(self, *, now_ms: int, limit: int = 256) -> list[BacklogItem]:
-        return inbox.expired_mail(self._reader(), now_ms, limit)
+    def expired_mail(self, *, now_ms: int, limit: int = 256, skip: int = 0) -> list[BacklogItem]:
+        return inbox.expired_mail(self._reader(), now_ms, limit, skip)
 
     def urgent_unread(self, to_agent_id: str, *, limit: int = 256) -> list[BacklogItem]:
         return inbox.urgent_unread(self._reader(), to_agent_id, limit)

@@ -166,8 +166,7 @@ class Coordination:
             signal = self._engine.maker.signal(
                 SWEEP, to_nodes=tuple(others), details={"turn": turn, "term": term, "every": state.sweep_every_seconds}
             )
-            await self._engine.store.append((signal,))
-            self._engine.wakeups.outbox_grew()
+            await self._engine.outbox.append((signal,))
         await self._report_policy(now_ms)
         return await self._sweep(turn)
 
@@ -243,8 +242,7 @@ class Coordination:
         answer = self._engine.maker.signal(
             SWEEP_REPORT, to_nodes=(signal.source_node_id,), ref=signal, details=_details(report)
         )
-        await self._engine.store.append((answer,))
-        self._engine.wakeups.outbox_grew()
+        await self._engine.outbox.append((answer,))
 
     async def _sweep(self, turn: int) -> SweepReport | None:
         """This gateway's part of a turn, which it does once."""

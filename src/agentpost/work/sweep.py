@@ -293,9 +293,7 @@ class Sweeper:
         incidents = [self._incident(_kind(finding), finding) for finding in late]
         incidents += [self._incident(TASK_STUCK, finding) for finding in stuck]
         if events or incidents:
-            await self._store.append(events, deliveries=deliveries, incidents=incidents)
-            self._engine.wakeups.outbox_grew()
-            self._engine.wakeups.timer_set()
+            await self._engine.outbox.append(events, deliveries=deliveries, incidents=incidents)
         return len(events)
 
 

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agentpost.delivery.carrying import carried_out
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.glance import Glance
 from agentpost.delivery.idempotency import Keyed
@@ -326,16 +325,9 @@ class Tasks:
                 deliveries=(move.delivery,),
                 keyed=answer,
             )
-            settled = await carried_out(self._store.settle(settlement), then=self._tell)
+            settled = await self._engine.outbox.settle(settlement)
         if not settled:
-            appending = self._store.append((move.event,), deliveries=(move.delivery,), keyed=answer)
-            await carried_out(appending, then=self._tell)
-
-    def _tell(self, written: object) -> None:
-        """Have what was written sent on; False is a settlement that came too late and wrote nothing."""
-        if written is not False:
-            self._engine.wakeups.outbox_grew()
-            self._engine.wakeups.timer_set()
+            await self._engine.outbox.append((move.event,), deliveries=(move.delivery,), keyed=answer)
 
     def _moved(self, task_id: str, event_id: EventId, *, claimed_by: str | None = None) -> Moved:
         """A move that was said, with the task as it is now."""

@@ -1,5 +1,6 @@
 """`agentpost setup` on real configuration files, in a scratch home: merged, repeatable, and undone to the byte."""
 
+import asyncio
 import json
 import resource
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from agentpost import Client
 from agentpost.edges.cli.app import make_app
 from agentpost.protocol.errors import Code, Refusal
 from tests.edges.running import agentpost, running_gateway
@@ -246,3 +248,31 @@ def test_the_hook_tells_of_new_mail_once(tmp_path: Path) -> None:
     # A gateway that is gone is no reason to keep anybody from stopping.
     gone = agentpost(*hook)
     assert (gone.returncode, gone.stdout) == (0, "")
+
+
+@pytest.mark.req("OPS-5")
+def test_the_hook_tells_of_new_mail_behind_hundreds_of_read_messages(tmp_path: Path) -> None:
+    """An agent that leaves what it has read open still hears of a new message, at a start and at a stop."""
+    node = tmp_path / "vps-jane"
+
+    async def fill() -> None:
+        async with Client("ada", home=node) as ada, Client("claude", home=node) as claude:
+            await ada.register()
+            await claude.register()
+            for _ in range(10):
+                await asyncio.gather(*(ada.send("claude", "old") for _ in range(51)))
+            while len(lines := [line async for line in claude.inbox()]) < 510:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            for first in range(0, 510, 51):
+                await asyncio.gather(*(claude.read(line.event_id) for line in lines[first : first + 51]))
+            await ada.send("claude", "new")
+            while len([line async for line in claude.inbox()]) < 511:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    with running_gateway(node):
+        asyncio.run(fill())
+        for event in ("start", "stop"):
+            said = agentpost("hook", event, "--agent", "claude", "--home", str(node)).stdout
+            assert "1 unread on agentpost for claude, from ada@vps-jane." in said
+            assert agentpost("hook", "stop", "--agent", "claude", "--home", str(node)).stdout == ""
+            (node / "hooks" / "claude").unlink()

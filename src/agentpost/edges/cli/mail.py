@@ -1,5 +1,6 @@
 """`send`, `inbox`, `fetch`, `read`, `reply`, `dismiss`, `resolve`: mail from the command line."""
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
@@ -210,12 +211,28 @@ def fetch(
     # The gateway keeps its word a little late; the line must not be cut before that.
     client = OperatorClient(home_of(None, home=home), timeout_seconds=patience + 30)
     name = agent or only_agent(client, said_with="its id as an argument")
-    body = {"limit": limit, "waitSeconds": patience}
+    path = path_of("ansible", "agents", name)
     until = time.monotonic() + patience
-    fetched: list[dict[str, Any]] = client.post(path_of("ansible", "agents", name, "fetch"), body)
-    if not fetched and until - time.monotonic() > _EARLY_SECONDS:
-        # Whoever waits is let go before the time is over only then.
-        raise stopped()
+    with client.held(f"{path}/fetch", {"limit": limit, "waitSeconds": patience, "hold": True}) as fetched:
+        if not fetched and until - time.monotonic() > _EARLY_SECONDS:
+            # Whoever waits is let go before the time is over only then.
+            raise stopped()
+        _print_fetched(fetched, output)
+        if fetched:
+            # Now that it can be read it is the caller's. Without this word it is given back.
+            sys.stdout.flush()
+            client.post(f"{path}/taken", {"eventIds": [each["eventId"] for each in fetched]})
+    if 0 < len(fetched) < limit:
+        say(f"{len(fetched)} came; as long as some come there may be more: agentpost fetch {name}")
+    if not fetched:
+        if wait is not None:
+            stderr.print(f"nothing came for {escape(name)} within {wait} s", highlight=False)
+            raise typer.Exit(5)
+        if output is Format.TEXT:
+            stdout.print(f"nothing for {escape(name)}", highlight=False)
+
+
+def _print_fetched(fetched: list[dict[str, Any]], output: Format) -> None:
     if output is Format.JSON:
         print_json(fetched)
     for engagement in fetched if output is Format.TEXT else ():
@@ -228,14 +245,6 @@ def fetch(
             print_quoted(f"{word}: {said}")
         if text := content.get("body"):
             print_quoted(text)
-    if 0 < len(fetched) < limit:
-        say(f"{len(fetched)} came; as long as some come there may be more: agentpost fetch {name}")
-    if not fetched:
-        if wait is not None:
-            stderr.print(f"nothing came for {escape(name)} within {wait} s", highlight=False)
-            raise typer.Exit(5)
-        if output is Format.TEXT:
-            stdout.print(f"nothing for {escape(name)}", highlight=False)
 
 
 def read(

@@ -55,6 +55,10 @@ def mcp(
             return
         async with Client(agent, home=home_of(None, home=home)) as client:
             await client.register()
-            await serve_stdio(LocalPost(client.calls, client.agent))
+            post = LocalPost(client.calls, client.agent)
+            try:
+                await serve_stdio(post)
+            finally:
+                await post.close()
 
     asyncio.run(serve())

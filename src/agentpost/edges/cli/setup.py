@@ -22,6 +22,7 @@ __all__ = ["register"]
 
 Program = Literal["claude", "codex", "gemini", "openclaw", "all"]
 _MOST_NAMES: Final = 5
+_PAGE: Final = 500
 _LOOK_SECONDS: Final = 120.0
 _MOST_TOLD_BYTES: Final = 4 * 1024 * 1024
 
@@ -152,16 +153,18 @@ def _say(event: str, agent: str, wait: str | None, home: Path) -> None:
     before = int(told.read_text()) if told.exists() else 0
     until = time.monotonic() + (seconds_of(wait, field="wait") if wait else 0)
     client = OperatorClient(home, timeout_seconds=10 + _LOOK_SECONDS)
-    path, after = path_of("ansible", "agents", agent, "inbox"), before if event == "stop" else 0
+    path = path_of("ansible", "agents", agent, "inbox")
+    unread: list[dict[str, Any]] = []
+    after = before if event == "stop" else 0
     while True:
-        look_seconds = min(max(until - time.monotonic(), 0), _LOOK_SECONDS)
-        query = {"only_open": "true", "limit": 500, "wait_seconds": round(look_seconds, 3), "after": after}
-        lines: list[dict[str, Any]] = client.get(path, query)
-        unread = [line for line in lines if not line.get("isRead")]
-        if unread or time.monotonic() >= until:
+        look_seconds = 0.0 if unread else min(max(until - time.monotonic(), 0), _LOOK_SECONDS)
+        query = {"only_unread": "true", "limit": _PAGE, "wait_seconds": round(look_seconds, 3), "after": after}
+        page: list[dict[str, Any]] = client.get(path, query)
+        unread += page
+        if len(page) == _PAGE:
+            after = page[-1]["inboxSeq"]
+        elif unread or time.monotonic() >= until:
             break
-        # What is open and was read already would be there at once, again and again.
-        after = max((line["inboxSeq"] for line in lines), default=after)
     newest = max((line["inboxSeq"] for line in unread), default=0)
     if not unread:
         return

@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from litestar import delete, get, post
+from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
 from msgspec import Struct
 
+from agentpost.auth.external.scopes import SCOPES
 from agentpost.delivery.engine import Engine
 from agentpost.delivery.failing import FailingAgent
+from agentpost.delivery.hand_over import HandOver
 from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
+from agentpost.edges.http.handing import belongs_to, held_answer
 from agentpost.edges.http.parameters import CARRIES_CONTENT
+from agentpost.edges.http.patience import Connection
+from agentpost.edges.operations.calling import Caller, unless_ended
 from agentpost.edges.operations.status import KnownAgent, known_agents
 from agentpost.protocol.ids import EventId
 from agentpost.protocol.snapshot import Failover
@@ -62,10 +67,28 @@ class StandIns(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 
 
 class Fetch(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """With `wait_seconds` the answer comes with the first mail, or empty when the time is over."""
+    """With `wait_seconds` the answer comes with the first mail, or empty when the time is over.
+
+    With `hold` the answer is one line of JSON, and stays open until each message in it was confirmed (`…/taken`) or
+    settled. If the connection ends before, the messages are given back and cost no attempt.
+    """
 
     limit: int = 1
     wait_seconds: float = 0
+    hold: bool = False
+
+
+class Taken(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Messages of a held fetch that have arrived; with `hold` they stay the connection's."""
+
+    event_ids: tuple[str, ...]
+    hold: bool = False
+
+
+class TakenBy(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Those of them that are with the agent. The others were given back meanwhile, or have their outcome."""
+
+    event_ids: tuple[EventId, ...]
 
 
 class Reply(Content, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -128,13 +151,32 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         return known_agents(engine)
 
     @post("/ansible/agents/{agent_id:str}/fetch", status_code=200, summary="Fetch mail", tags=["pull"])
-    async def fetch(agent_id: str, data: Annotated[Fetch, Body()]) -> list[Engagement]:
+    async def fetch(
+        agent_id: str, data: Annotated[Fetch, Body()], request: Request[Any, Any, Any]
+    ) -> Response[list[Engagement]]:
         """The oldest messages that nobody has yet. They are the caller's until settled, or until the lease is over.
 
         One is given however large it is, and more for as long as all have 8 MiB together, as they are sealed. So fewer
-        than `limit` do not say that no more are there: ask until none come.
+        than `limit` do not say that no more are there: ask until none come. A wait ends when its caller disconnects;
+        what a caller did not read is given back, and costs no attempt.
         """
-        return await engine.pull.fetch(agent_id, data.limit, wait_seconds=data.wait_seconds)
+        connection = Connection.of(request.scope)
+        handing = engine.pull.hand_over(agent_id, data.limit, wait_seconds=data.wait_seconds)
+        caller = Caller(agent_id=agent_id, scopes=frozenset(SCOPES), gone=connection.gone, is_local=True)
+        handed = await unless_ended(handing, caller, undo=HandOver.connection_lost)
+        if data.hold:
+            return held_answer(connection, handed.engagements, handed)
+        belongs_to(connection, handed)
+        return Response(handed.engagements)
+
+    @post("/ansible/agents/{agent_id:str}/taken", status_code=200, summary="Confirm a held fetch", tags=["pull"])
+    async def taken(agent_id: str, data: Annotated[Taken, Body()]) -> TakenBy:
+        """Say that messages of an answer with `hold` have arrived. From then on they are leased, and the answer ends.
+
+        With `hold` the answer stays open: an attempt ends as a failed one if the connection does, until it is settled.
+        """
+        event_ids = [EventId(event_id) for event_id in data.event_ids]
+        return TakenBy(event_ids=tuple(engine.pull.took(agent_id, event_ids, hold=data.hold)))
 
     @post(
         "/ansible/agents/{agent_id:str}/inbox/{event_id:str}/settle",
@@ -156,4 +198,4 @@ def agent_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
         await engine.pull.extend(EventId(event_id), agent_id, seconds=data.seconds)
         return {"seconds": data.seconds}
 
-    return [agents, add, remove, pause, resume, stand_ins, directory, fetch, settle, extend]
+    return [agents, add, remove, pause, resume, stand_ins, directory, fetch, taken, settle, extend]

@@ -25,6 +25,8 @@ from agentpost.auth.external.wire import (
 )
 from agentpost.edges.http.calls import call_from
 from agentpost.edges.http.connections import proven
+from agentpost.edges.http.handing import belongs_to
+from agentpost.edges.http.patience import Connection
 from agentpost.edges.operations import Caller, Desk, Done, run_operation
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -68,7 +70,8 @@ def external_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         call = await call_of(gateway, request)
         admitted = await gateway.external.admit(call, operation=data.operation, context_id=data.context_id)
         proven(request.scope, f"session {admitted.session.session_id}")
-        done = await run_admitted(gateway, admitted, data.operation, data.args)
+        connection = Connection.of(request.scope)
+        done = await run_admitted(gateway, admitted, data.operation, data.args, connection)
         session_id = admitted.session.session_id
         return InvokeAnswer(operation=data.operation, session_id=session_id, result=done.result, corr_id=done.corr_id)
 
@@ -84,7 +87,9 @@ def external_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     return [exchange, refresh, invoke, context_token, revoke]
 
 
-async def run_admitted(gateway: Gateway, admitted: Admitted, operation: str, args: dict[str, Any]) -> Done:
+async def run_admitted(
+    gateway: Gateway, admitted: Admitted, operation: str, args: dict[str, Any], connection: Connection
+) -> Done:
     """Run an operation that an agent outside may call; what came of it is in the audit log."""
     external, session = gateway.external, admitted.session
     try:
@@ -94,6 +99,7 @@ async def run_admitted(gateway: Gateway, admitted: Admitted, operation: str, arg
                 scopes=admitted.scopes,
                 context=admitted.context,
                 ended=ended,
+                gone=connection.gone,
                 # A call does not outlive the token that it came with.
                 wait_seconds=(admitted.claims.expires_at_ms - gateway.clock.now_ms()) / 1000,
             )
@@ -105,6 +111,7 @@ async def run_admitted(gateway: Gateway, admitted: Admitted, operation: str, arg
         gone = external.answered(admitted, refusal=Refusal(Code.UNAVAILABLE, "the caller has gone"))
         gateway.tasks.spawn(gone, name="audit of a call that was broken off")
         raise
+    belongs_to(connection, done.handed)
     await external.answered(admitted, corr_id=done.corr_id)
     return done
 

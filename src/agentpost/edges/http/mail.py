@@ -63,11 +63,21 @@ def mail_routes(engine: Engine) -> Sequence[HTTPRouteHandler]:
 
     @get("/ansible/agents/{agent_id:str}/inbox", summary="List an inbox", tags=["mail"])
     async def inbox(
-        agent_id: str, limit: Limit = 50, after: After = 0, only_open: bool = False, wait_seconds: WaitSeconds = 0
+        agent_id: str,
+        limit: Limit = 50,
+        after: After = 0,
+        only_open: bool = False,
+        only_unread: bool = False,
+        wait_seconds: WaitSeconds = 0,
     ) -> list[InboxLine]:
-        """Lines without bodies, oldest first. With `wait_seconds` an empty inbox is watched until something comes."""
+        """Lines without bodies, oldest first. With `wait_seconds` an empty inbox is watched until something comes.
+
+        `only_open` leaves out settled messages, `only_unread` those that were read as well.
+        """
 
         def seen() -> list[InboxLine]:
+            if only_unread:
+                return engine.mailroom.unread(agent_id, after_inbox_seq=after, limit=limit)
             return engine.mailroom.inbox(agent_id, after_inbox_seq=after, limit=limit, only_open=only_open)
 
         return await engine.pull.look(agent_id, seen, wait_seconds=wait_seconds)

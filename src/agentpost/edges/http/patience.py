@@ -1,6 +1,10 @@
-"""HTTP with an end to every wait: for a request, for the answer to a stranger, and for a caller that does not read."""
+"""HTTP with an end to every wait: for a request, for the answer to a stranger, and for a caller that does not read.
+
+It also tells an application whether an answer reached its caller, as far as a connection can know (`Connection`).
+"""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import h11
@@ -10,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from agentpost.edges.http.connections import CONNECTION, ConnectionBudget, Slot
 from agentpost.protocol.errors import Code, Refusal
 
-__all__ = ["HEADER_SECONDS", "REQUEST_SECONDS", "UNREAD_SECONDS", "PatientHttp"]
+__all__ = ["HEADER_SECONDS", "REQUEST_SECONDS", "UNREAD_SECONDS", "Connection", "PatientHttp"]
 
 # From the first byte, or from the connection itself, to the end of the headers.
 HEADER_SECONDS: Final = 10.0
@@ -21,6 +25,7 @@ _ANSWER_SECONDS: Final = 120.0
 # How long a caller may take nothing of what it is sent.
 UNREAD_SECONDS: Final = 60.0
 _LAST_LOOK_SECONDS: Final = 0.1
+_CONNECTION: Final = "agentpost.connection"
 _UNFINISHED: Final = (h11.IDLE, h11.SEND_BODY)
 
 
@@ -32,6 +37,46 @@ def _full() -> bytes:
 
 
 _FULL: Final = _full()
+
+
+class Connection:
+    """The connection of a request. An answer is delivered once the caller sends its next request or hangs up in good
+    order; it is lost if the connection ends before the whole answer was written, or is reset: a caller that dies with
+    bytes of the answer unread resets it.
+    """
+
+    def __init__(self, *, is_watched: bool = True) -> None:
+        self._is_watched = is_watched
+        self.gone = asyncio.Event()
+        self._waiting: list[tuple[Callable[[], None], Callable[[], None]]] = []
+
+    @classmethod
+    def of(cls, scope: Mapping[str, Any]) -> "Connection":
+        """That of a request. Where another server took the request, an answer counts as delivered at once."""
+        state: Mapping[str, Any] = scope.get("state") or {}
+        return state.get(_CONNECTION) or cls(is_watched=False)
+
+    def tell(self, *, delivered: Callable[[], None], lost: Callable[[], None]) -> None:
+        """Call one of these, once, as soon as it is known of the answer to the present request."""
+        if not self._is_watched:
+            delivered()
+        elif self.gone.is_set():
+            lost()
+        else:
+            self._waiting.append((delivered, lost))
+
+    def answer_was_read(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for delivered, _ in waiting:
+            delivered()
+
+    def ended(self, *, in_good_order: bool) -> None:
+        self.gone.set()
+        if in_good_order:
+            self.answer_was_read()
+        waiting, self._waiting = self._waiting, []
+        for _, lost in waiting:
+            lost()
 
 
 class PatientHttp(H11Protocol):
@@ -46,6 +91,8 @@ class PatientHttp(H11Protocol):
 
     def __init__(self, *args: Any, budget: ConnectionBudget | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
+        self._connection = Connection()
+        self.app_state = {**self.app_state, _CONNECTION: self._connection}
         if budget is not None:
             self._slot = Slot(budget, self._end)
             # Every scope of this connection has it, that of a WebSocket too.
@@ -64,6 +111,8 @@ class PatientHttp(H11Protocol):
             self._slot.add_bytes(len(data))
             if not self._slot.is_open:
                 return
+        if self._is_answered:
+            self._connection.answer_was_read()
         had_headers = self.conn.their_state is h11.SEND_BODY
         super().data_received(data)
         # A WebSocket has taken the connection over, and is quiet for as long as it likes.
@@ -111,7 +160,14 @@ class PatientHttp(H11Protocol):
         self._stop_expecting()
         if self._slot is not None:
             self._slot.close()
+        self._connection.ended(in_good_order=exc is None and self._is_answered)
         super().connection_lost(exc)
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether the whole answer to the last request was written."""
+        # None before the first request, whatever uvicorn says of its type.
+        return bool(self.cycle) and self.cycle.response_complete
 
     def _note_work(self) -> None:
         """A request is complete. A stranger's has a limit; an authenticated caller may wait, e.g. for mail."""

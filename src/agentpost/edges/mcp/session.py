@@ -13,6 +13,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from agentpost.auth.external.admission import Admitted
 from agentpost.auth.external.scopes import operations_of
 from agentpost.edges.http.external import run_admitted
+from agentpost.edges.http.patience import Connection
 from agentpost.edges.mcp.server import make_server
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -31,22 +32,24 @@ class SessionPost:
 
     is_local = False
 
-    def __init__(self, gateway: Gateway, known: Admitted) -> None:
+    def __init__(self, gateway: Gateway, known: Admitted, connection: Connection) -> None:
         self._gateway = gateway
+        self._connection = connection
         self._known = known
         self.agent = known.session.agent_id
         self.operations = operations_of(known.scopes)
 
     async def call(self, operation: str, args: dict[str, Any]) -> dict[str, Any]:
         admitted = await self._gateway.external.allow(self._known, operation=operation)
-        return (await run_admitted(self._gateway, admitted, operation, args)).result
+        return (await run_admitted(self._gateway, admitted, operation, args, self._connection)).result
 
 
 async def serve_request(
     gateway: Gateway, known: Admitted, *, scope: Any, body: bytes, receive: Receive, send: Send
 ) -> None:
     """Answer one request, in whichever era of the protocol it is. The answer is cut when the session ends."""
-    manager = StreamableHTTPSessionManager(make_server(SessionPost(gateway, known)), stateless=True)
+    post = SessionPost(gateway, known, Connection.of(scope))
+    manager = StreamableHTTPSessionManager(make_server(post), stateless=True)
     is_read = is_begun = False
 
     async def receive_body() -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from msgspec import Meta, Struct
 
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.hand_over import HandOver
 from agentpost.delivery.pull import LONGEST_WAIT_SECONDS
 from agentpost.gateway import Gateway
 from agentpost.protocol.errors import Code, Refusal
@@ -34,7 +35,8 @@ NOTICE: Final = (
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """On whose behalf. `ended` is set when the caller may not be here any more; `wait_seconds` is the longest wait.
+    """On whose behalf. `ended` is set when the caller may not be here any more, `gone` when it has hung up;
+    `wait_seconds` is the longest wait.
 
     `scopes` are for what an operation shows besides: whether it may be called at all was decided before. `is_local`:
     it came by the operator's socket, and may know who is in the mesh.
@@ -43,7 +45,8 @@ class Caller(Struct, frozen=True, kw_only=True):
     agent_id: str
     scopes: frozenset[str]
     context: CorrId | None = None
-    ended: asyncio.Event
+    ended: asyncio.Event | None = None
+    gone: asyncio.Event | None = None
     wait_seconds: float = LONGEST_WAIT_SECONDS
     is_local: bool = False
     # Of the whole call; an argument of the operation says it as well.
@@ -79,6 +82,13 @@ class Done(NamedTuple):
 
     result: Any
     corr_id: str | None = None
+    # Mail in the result that belongs to the caller's connection until the caller has it.
+    handed: HandOver | None = None
+
+    def undo(self) -> None:
+        """The result reaches nobody."""
+        if self.handed is not None:
+            self.handed.connection_lost()
 
 
 class Effect(StrEnum):
@@ -111,8 +121,10 @@ def require(caller: Caller, *scopes: str) -> None:
         raise Refusal(Code.SCOPE_DENIED, f"this needs the scope {missing[0]}", field="args")
 
 
-async def unless_ended(work: Coroutine[Any, Any, T], caller: Caller) -> T:
-    """What the work gives, unless the caller has to go first."""
+async def unless_ended(
+    work: Coroutine[Any, Any, T], caller: Caller, *, undo: Callable[[T], None] = lambda _found: None
+) -> T:
+    """What the work gives, unless the caller has to go first. What it gives to no caller is undone."""
 
     async def outcome() -> T | Refusal:
         try:
@@ -122,14 +134,21 @@ async def unless_ended(work: Coroutine[Any, Any, T], caller: Caller) -> T:
 
     tasks = TaskOwner("operation")
     working = tasks.spawn(outcome(), name=f"wait of {caller.agent_id}")
-    ending = tasks.spawn(caller.ended.wait(), name=f"session of {caller.agent_id}")
+    waits = [each for each in (caller.ended, caller.gone) if each is not None]
+    endings = [tasks.spawn(each.wait(), name=f"end of {caller.agent_id}") for each in waits]
+    is_given = False
     try:
-        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if caller.ended.is_set():
-            raise Refusal(Code.INVALID_ACCESS_TOKEN, "the session was revoked while this call waited")
-        found: T | Refusal = working.result()
+        await asyncio.wait({working, *endings}, return_when=asyncio.FIRST_COMPLETED)
+        is_given = not any(each.is_set() for each in waits)
     finally:
         await tasks.close()
+        found: T | Refusal | None = None if working.cancelled() else working.result()
+        if not is_given and found is not None and not isinstance(found, Refusal):
+            undo(found)
+    if not is_given and caller.gone is not None and caller.gone.is_set():
+        raise Refusal(Code.UNAVAILABLE, "the caller has gone")
+    if not is_given:
+        raise Refusal(Code.INVALID_ACCESS_TOKEN, "the session was revoked while this call waited")
     if isinstance(found, Refusal):
         raise found
-    return found
+    return working.result()

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from agentpost.auth.external.scopes import MESSAGE_READ, STATUS_READ
 from agentpost.delivery.engine import Engine
+from agentpost.delivery.hand_over import HandOver
 from agentpost.delivery.mailroom import Answered, InboxLine, answered_before
-from agentpost.delivery.ports import Content, Engagement, Result, ResultKind
+from agentpost.delivery.ports import Content, Result, ResultKind
 from agentpost.delivery.publish import Receipt, SendRequest, receipt_of
 from agentpost.delivery.sealing import MOST_ANSWER_BYTES
 from agentpost.delivery.sent import SentTo, sent_message
@@ -31,12 +32,12 @@ _LONGEST_SUBJECT: Final = 120
 
 
 async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
-    claimed: list[Engagement] = []
+    handed: HandOver | None = None
     lines: list[InboxLine] = []
     bodies: list[Opened] = []
     corr_id: str | None = caller.context
     if args.claim:
-        claimed = await _claim(desk, caller, args)
+        handed = await _claim(desk, caller, args)
     elif args.event_ids:
         found = [_expect_own(desk, caller, event_id) for event_id in args.event_ids]
         corr_id = found[0] if len(set(found)) == 1 else corr_id
@@ -46,6 +47,7 @@ async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
             caller.agent_id, lambda: _lines(desk, caller, args), wait_seconds=caller.patience(args.wait_seconds)
         )
         lines = await unless_ended(looking, caller)
+    claimed = [] if handed is None else handed.engagements
     open_, unread = mail_counts(desk, caller)
     return Done(
         Messages(
@@ -59,6 +61,7 @@ async def _read(desk: Desk, caller: Caller, args: ReadArgs) -> Done:
             next=_what_next(lines, args.event_ids[len(bodies) :], open_, has_bodies=bool(bodies), claimed=len(claimed)),
         ),
         corr_id,
+        handed,
     )
 
 
@@ -116,13 +119,13 @@ async def _open(desk: Desk, caller: Caller, event_id: str, most: int) -> Opened:
     return Opened(line=message.line, content=content, characters_left_out=left_out)
 
 
-async def _claim(desk: Desk, caller: Caller, args: ReadArgs) -> list[Engagement]:
+async def _claim(desk: Desk, caller: Caller, args: ReadArgs) -> HandOver:
     if caller.context is not None or args.event_ids:
         raise Refusal(
             Code.INVALID_FIELD, "what is claimed is the oldest mail, not one message or context", field="args.claim"
         )
-    fetching = desk.engine.pull.fetch(caller.agent_id, args.limit, wait_seconds=caller.patience(args.wait_seconds))
-    return await unless_ended(fetching, caller)
+    handing = desk.engine.pull.hand_over(caller.agent_id, args.limit, wait_seconds=caller.patience(args.wait_seconds))
+    return await unless_ended(handing, caller, undo=HandOver.connection_lost)
 
 
 async def _mark(desk: Desk, caller: Caller, args: MarkArgs) -> Done:

@@ -38,4 +38,4 @@ async def run_operation(desk: Desk, caller: Caller, name: str, args: dict[str, A
     except msgspec.ValidationError as error:
         raise Refusal(Code.INVALID_FIELD, f"args: {error}", field="args") from None
     done = await found.run(desk, caller, read)
-    return Done(msgspec.to_builtins(done.result), done.corr_id)
+    return done._replace(result=msgspec.to_builtins(done.result))

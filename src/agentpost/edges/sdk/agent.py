@@ -33,9 +33,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 from agentpost.delivery.ports import Content, Engagement, ResultKind
 from agentpost.edges.operator_client import new_retry_key
 from agentpost.edges.sdk.client import Client
+from agentpost.edges.sdk.held_mail import HeldMail
 from agentpost.logs import make_logs_safe
 from agentpost.protocol.errors import Code, Refusal
-from agentpost.protocol.ids import TaskId
+from agentpost.protocol.ids import EventId, TaskId
 from agentpost.protocol.payloads import Kind
 from agentpost.protocol.taskbook import Verdict
 from agentpost.tasks import TaskOwner
@@ -153,7 +154,8 @@ class Agent:
                     is_registered = True
                     if number == 0:
                         await self._resume(client)
-                fetched = await _unless(stopping, client.fetch(wait_seconds=_WAIT_SECONDS))
+                fetching = HeldMail.fetch(client.calls, client.agent, wait_seconds=_WAIT_SECONDS)
+                fetched = await _unless(stopping, fetching)
             except Refusal as refusal:
                 if refusal.code is not Code.UNAVAILABLE:
                     raise
@@ -162,8 +164,20 @@ class Agent:
                 pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
                 continue
             pause_seconds = _PAUSE_SECONDS
-            for message in fetched or ():
-                await self._handle_one(client, message)
+            if fetched is not None:
+                await self._handle_all(client, fetched)
+
+    async def _handle_all(self, client: Client, mail: HeldMail) -> None:
+        """Handle mail while the connection that brought it lasts: if this program dies, its next start gets it soon."""
+        try:
+            with_us = await mail.take(for_connection=True) if mail.messages else frozenset[EventId]()
+            for message in mail.messages:
+                if message.event_id in with_us:
+                    await self._handle_one(client, message)
+        except Refusal as refusal:
+            _log.warning("mail that was fetched is to come again: %s", refusal.message)
+        finally:
+            await mail.close()
 
     async def _handle_one(self, client: Client, message: Message) -> None:
         tasks = TaskOwner(f"agent {self._agent_id}")

@@ -49,7 +49,13 @@ class SyncClient:
         self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waiting.result()
+        except BaseException:
+            # Ctrl-C, say: the call must not go on for a caller that has gone.
+            waiting.cancel()
+            raise
 
     @property
     def agent(self) -> str:

@@ -6,6 +6,7 @@ async with Client("architect") as post:
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,13 +26,17 @@ from agentpost.delivery.trace import TraceStep
 from agentpost.edges.async_operator_client import AsyncOperatorClient
 from agentpost.edges.mailbox.connecting import gateway_mailbox
 from agentpost.edges.operator_client import new_retry_key, path_of
+from agentpost.edges.sdk.held_mail import HeldMail
 from agentpost.edges.sdk.tasks import TaskCalls
 from agentpost.mailbox.remote import RemoteMailbox
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.headers import HeaderKind
 from agentpost.protocol.payloads import Priority
+from agentpost.tasks import TaskOwner
 
 __all__ = ["Client"]
+
+_log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_SECONDS: Final = 30.0
 _PAGE: Final = 100
@@ -52,6 +57,7 @@ class Client:
         # For what has no method of its own here: see the pages of the HTTP API.
         self.calls = AsyncOperatorClient(self.home)
         self._mailbox: RemoteMailbox | None = None
+        self._tasks = TaskOwner("client")
 
     @classmethod
     @asynccontextmanager
@@ -82,6 +88,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        await self._tasks.finish()
         await self.calls.close()
         if self._mailbox is not None:
             await self._mailbox.close()
@@ -253,10 +260,10 @@ class Client:
 
         Fewer than `limit` come at once if they are large: there is no more only when none come.
         """
-        path = path_of("ansible", "agents", self.agent, "fetch")
-        asked = {"limit": limit, "waitSeconds": wait_seconds}
-        found = await self.calls.post(path, asked, wait_seconds=wait_seconds)
-        return msgspec.convert(found, list[Engagement])
+        mail = await HeldMail.fetch(self.calls, self.agent, limit=limit, wait_seconds=wait_seconds)
+        # From here on nothing is awaited: who is cancelled before this is handed nothing, who is not has it.
+        self._tasks.spawn(_take(mail), name="take")
+        return mail.messages
 
     async def settle(
         self,
@@ -304,3 +311,13 @@ class Client:
 
     def _mail(self, event_id: str) -> str:
         return path_of("ansible", "agents", self.agent, "inbox", event_id)
+
+
+async def _take(mail: HeldMail) -> None:
+    try:
+        if mail.messages:
+            await mail.take()
+    except Refusal as refusal:
+        _log.warning("mail that was fetched may come again: %s", refusal.message)
+    finally:
+        await mail.close()

@@ -53,7 +53,7 @@ SELECT l.event_id, l.to_agent_id, l.inbox_seq, l.state, l.attempts, l.due_at_ms,
   l.settled_at_ms, l.outcome, l.error, l.read_at_ms, i.source_node_id, i.source_seq, i.body
 FROM ledger AS l INDEXED BY ledger_expiring JOIN inbox AS i ON i.seq = l.inbox_seq
 WHERE l.expires_at_ms <= ? AND l.state = 'queued' AND l.settled_at_ms IS NULL
-ORDER BY l.expires_at_ms, l.inbox_seq, l.to_agent_id LIMIT ?
+ORDER BY l.expires_at_ms, l.inbox_seq, l.to_agent_id LIMIT ? OFFSET ?
 
 -- name: ledger_entry
 SELECT event_id, to_agent_id, inbox_seq, state, attempts, due_at_ms, accepted_at_ms, engaged_at_ms, settled_at_ms,
@@ -78,6 +78,11 @@ WHERE event_id = ? AND to_agent_id = ? AND settled_at_ms IS NULL
 -- name: extend_lease
 UPDATE ledger SET due_at_ms = max(due_at_ms, ?)
 WHERE event_id = ? AND to_agent_id = ? AND state = 'engaged' AND settled_at_ms IS NULL
+
+-- name: give_back
+-- An attempt that never reached its agent.
+UPDATE ledger SET state = 'queued', attempts = attempts - 1, engaged_at_ms = ?, due_at_ms = 0
+WHERE event_id = ? AND to_agent_id = ? AND attempts = ? AND state = 'engaged' AND settled_at_ms IS NULL
 
 -- name: postpone
 UPDATE ledger SET state = 'queued', due_at_ms = ?, error = ?

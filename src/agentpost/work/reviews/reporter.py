@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agentpost.delivery.making import EventMaker
+from agentpost.delivery.outbox import OutboxWriter
 from agentpost.delivery.ports import Wakeups
 from agentpost.protocol.envelope import SignalEvent
 from agentpost.protocol.errors import Code, Refusal
@@ -70,7 +71,7 @@ class ReviewReporter:
         self._board = board
         self._maker = maker
         self._clock = clock
-        self._wakeups = wakeups
+        self._outbox = OutboxWriter(store, wakeups)
         # Of two cases at once, the second has to find the first when it is counted.
         self._counting = asyncio.Lock()
 
@@ -161,8 +162,7 @@ class ReviewReporter:
         node_id = self._coordinator()
         if node_id is not None and node_id != self._store.node_id:
             signal = self._maker.signal(SIGNAL, to_nodes=(node_id,), details=_details(cause.item))
-            await self._store.append((signal,))
-            self._wakeups.outbox_grew()
+            await self._outbox.append((signal,))
         return False
 
     def _coordinator(self) -> str | None:
