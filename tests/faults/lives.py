@@ -32,6 +32,7 @@ __all__ = ["AWAY", "RECEIVER", "SEED", "SENDER", "Cut", "Mesh", "Node"]
 
 SENDER, SEED, RECEIVER = NODES = ("sender", "seed", "receiver")
 PATIENCE_SECONDS: Final = 120
+_STEPS_HELD = 500
 _TIERS: Final = {SENDER: NodeTier.EDGE, SEED: NodeTier.BACKBONE, RECEIVER: NodeTier.EDGE}
 _WIRES: Final = ((SENDER, SEED), (RECEIVER, SEED))
 # `carl` is there from the start, but for the room he moves in later.
@@ -152,6 +153,13 @@ class Mesh:
                 self.clock.advance(100)
                 for node in self.nodes.values():
                     node.look_again()
+
+    async def hold_time(self, is_so: Callable[[], bool]) -> None:
+        """Let no time pass until something is so, a gateway has died, or it seems not to come."""
+        for _ in range(_STEPS_HELD):
+            if is_so() or self.has_died.is_set():
+                return
+            await asyncio.sleep(0.002)
 
     def is_quiet(self) -> bool:
         """Whether everybody has read everything that there is for them."""

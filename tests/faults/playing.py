@@ -19,7 +19,6 @@ import pytest
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.store import database, integrity, writer
 from agentpost.store.home import Home
-from agentpost.store.page_sums import PageSums
 from agentpost.store.queries import migrations
 from agentpost.store.sqlite import SqliteStore
 from tests.faults.disk import Disk
@@ -76,8 +75,6 @@ class Scenario:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writer, "_CHECKPOINT_AT_PAGES", self.checkpoint_at_pages)
             patch.setattr(writer, "_COMMITS_A_LOOK_AT_THE_LOG", 1)
-            # They are written at checkpoints, by no operation; test_page_sums.py has faults of their own.
-            patch.setattr(PageSums, "note", lambda _sums: None)
             for module in (database, integrity):
                 patch.setattr(module, "migrations", lambda: self.migrations)
             yield

@@ -82,9 +82,8 @@ COMMIT_CALLS: Final = frozenset(
         # A home before it is used, made anew if it is cut off; tests/store/test_restoring.py.
         ("store/restoring.py", "put_back"),
         ("store/restoring.py", "write_home"),
-        # A repair before the gateway starts; how often the sums of pages were written, tests/faults/test_page_sums.py.
+        # A repair before the gateway starts.
         ("store/integrity.py", "_drop_damaged"),
-        ("store/page_sums.py", "_begin_generation"),
         # Files of their own; tests/mailboxes/test_power_loss.py cuts them, test_processes.py kills in the middle.
         ("mailbox/worker.py", "run_alone"),
         ("mailbox/worker.py", "_try_together"),

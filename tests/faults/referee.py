@@ -50,8 +50,7 @@ def read_state(home: Path) -> State:
 
 def _state_of(database: Database) -> State:
     schema = database.rows("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name")
-    # The generation of the sums of pages counts checkpoints, which no operation asks for.
-    tables = [row[1] for row in schema if row[0] == "table" and row[1] != "page_sums"]
+    tables = [row[1] for row in schema if row[0] == "table"]
     return State(
         application_id=database.value("PRAGMA application_id"),
         version=database.schema_version(),

@@ -114,7 +114,10 @@ async def a_second_try(mesh: Mesh) -> None:
     """The agent cannot do it the first time."""
     mesh.bob.fails_first = True
     await mesh.start()
-    await ends_once(mesh, await send(mesh, "bob"))
+    letter = await send(mesh, "bob")
+    # The sender is told of the try that failed; when the next one came at once, it would not be.
+    await mesh.hold_time(lambda: bool(mesh.nodes[SENDER].store.failed_attempts_of(letter.event_id)))
+    await ends_once(mesh, letter)
 
 
 async def a_dead_letter(mesh: Mesh) -> None:

@@ -27,7 +27,6 @@ SMALL = {
     "token_keys",
     "room_log",
     "walk",
-    "page_sums",
 }
 # What goes through all of a larger table, or sorts, and may.
 SCANS = {
@@ -39,7 +38,6 @@ SCANS = {
     "events_without_mirror": "store check",
     "ledger_of_other_event": "store check",
     "ledger_without_inbox": "store check",
-    "tables_of_pages": "store check, where pages are damaged",
     # By the row id, and with a limit: the first rows, or the last.
     "agent_sessions": "newest first, with a limit",
     "is_time_for_sweep": "the first row",
@@ -67,7 +65,6 @@ SORTS = {
     "unaccepted_by": "a page",
     "unaccepted_counts": "one row for each gateway",
     "sources_of_payload": "one row for each gateway",
-    "tables_of_pages": "store check, where pages are damaged",
     "waiting_agents": "one row for each agent",
 }
 

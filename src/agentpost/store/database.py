@@ -10,8 +10,8 @@ failed one cannot (`Refusal` with `storage_failed`).
 import os
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -75,8 +75,6 @@ class Database:
         self.writes = 0
         self._syncs = True
         self._only_reads = False
-        # Called between transactions, whenever the log is about to be moved into the file.
-        self.before_checkpoint: Callable[[], None] | None = None
 
     @classmethod
     def open_writer(cls, path: Path, *, vfs: str | None = None, synchronous: str = "FULL") -> "Database":
@@ -117,7 +115,7 @@ class Database:
             connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs, statementcachesize=200)
             connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
             connection.pragma("query_only", True)
-            # Only the writer moves the log into the file: it notes the sums of pages before.
+            # Only the writer moves the log into the file, and hears of an error there.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         database = cls(connection)
         database._only_reads = True
@@ -281,8 +279,6 @@ class Database:
 
     def checkpoint(self) -> None:
         """Move what the log holds into the database file, as far as no reader needs the log."""
-        if self.before_checkpoint is not None:
-            self.before_checkpoint()
         with translated:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
@@ -291,34 +287,6 @@ class Database:
         with translated:
             pages, moved = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         return pages - moved
-
-    def log_length(self) -> int:
-        """How many pages stand in the log, be they in the database file as well."""
-        with translated:
-            return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
-
-    def page_bytes(self) -> int:
-        with translated:
-            return self._connection.pragma("page_size")
-
-    def page_count(self) -> int:
-        with translated:
-            return self._connection.pragma("page_count")
-
-    def read_pages(self, pages: Sequence[int]) -> list[tuple[int, bytes]]:
-        """These pages as they stand in the database file, whatever the log says of them; those that are there."""
-        if not pages:
-            return []
-        page_bytes = self.page_bytes()
-        with translated:
-            # By SQLite: to close a descriptor of our own would let go of the locks that this process has.
-            flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
-            file = apsw.VFSFile(self._connection.open_vfs, self._connection.filename, flags)
-            try:
-                count = file.xFileSize() // page_bytes
-                return [(page, file.xRead(page_bytes, (page - 1) * page_bytes)) for page in pages if page <= count]
-            finally:
-                file.xClose()
 
     def renew_log(self) -> None:
         """Write the log anew and make it durable, then move it into the file: for a file that was just opened, before
@@ -372,9 +340,6 @@ class Database:
             with translated:
                 self._connection.pragma("query_only", False)
                 self._connection.execute("VACUUM INTO ?", (str(target),))
-                # Its pages are others.
-                with closing(apsw.Connection(str(target))) as copy:
-                    copy.execute("UPDATE page_sums SET generation = 0")
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -3,7 +3,6 @@
 Both open the file for reading only and need no lock, so they work beside a running gateway.
 """
 
-from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,6 @@ from agentpost.store.damage import (
 )
 from agentpost.store.database import Database, Row
 from agentpost.store.home import Home, sync_directory
-from agentpost.store.page_sums import PageSums, damaged_pages
 from agentpost.store.payload_names import payload_sources
 from agentpost.store.queries import SQL, migrations
 from agentpost.store.streams import stream_floor
@@ -41,10 +39,7 @@ Progress = Callable[[int, int], None]
 
 
 class Report(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a check found. `problems` is empty for a whole home; `remedies` say what can be had again, and how.
-
-    `pages_checked` of the `pages` of the file were held against a sum: each bit of those is as it was written.
-    """
+    """What a check found. `problems` is empty for a whole home; `remedies` say what can be had again, and how."""
 
     node_id: str
     epoch: str
@@ -54,8 +49,6 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     outbox_last_seq: int
     inbox_events: int
     payloads: int
-    pages: int
-    pages_checked: int
     problems: tuple[str, ...]
     remedies: tuple[str, ...]
 
@@ -63,8 +56,6 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
 _BACKUP: Final = "put back a backup (agentpost store restore) or what a lake has (agentpost lake restore)"
 _REMEDIES: Final = {
     "file": f"File: stop the gateway, then {_BACKUP}.",
-    "page": f"Pages: see the tables that are named; for what is in no other list here, stop the gateway and {_BACKUP}. "
-    "Another program that wrote to the file shows like this as well.",
     "reference": f"References: stop the gateway, then {_BACKUP}.",
     "outbox": f"Outbox: what is mirrored or exported is not lost. Stop the gateway, then {_BACKUP}.",
     "inbox": "Inbox: ask the sender of what is not settled to send it again. What is settled is not needed any more.",
@@ -78,7 +69,7 @@ _REMEDIES: Final = {
 
 
 def check_home(path: Path, *, progress: Progress | None = None) -> Report:
-    """Check all that is kept: the file and its pages, hash chains, sums, addresses, and references between tables."""
+    """Check all that is kept: the file, hash chains, sums, addresses, and references between tables."""
     database = _open(path)
     try:
         # One view of the whole file, or a compaction during the check would look like missing events.
@@ -88,7 +79,6 @@ def check_home(path: Path, *, progress: Progress | None = None) -> Report:
             raise Refusal(Code.STORAGE_CORRUPT, f"{path} does not say which node it belongs to")
         checks = _Checks(database, progress)
         checks.add("file", lambda: [f"file: {row[0]}" for row in database.rows(_FILE_CHECK) if row[0] != "ok"])
-        pages_checked = checks.add_pages(_file_of(path))
         checks.add("reference", lambda: ledger_problems(database))
         outbox: list[tuple[int, int, int]] = []
         checks.add("outbox", lambda: _outbox_problems(database, gateway, checks, outbox))
@@ -107,8 +97,6 @@ def check_home(path: Path, *, progress: Progress | None = None) -> Report:
             outbox_last_seq=last,
             inbox_events=database.value(SQL.count_inbox),
             payloads=database.value(SQL.payload_usage),
-            pages=database.page_count(),
-            pages_checked=pages_checked,
             problems=tuple(checks.problems),
             remedies=tuple(checks.remedies),
         )
@@ -129,7 +117,6 @@ def drop_damaged_payloads(path: Path) -> tuple[str, ...]:
         database = Database.open_writer(home.database)
         try:
             _expect_schema(database, path)
-            database.before_checkpoint = PageSums(database, home.database).note
             database.renew_log()
             return _drop_damaged(database)
         finally:
@@ -185,29 +172,6 @@ class _Checks:
         self.problems += found
         if found:
             self.remedies += [_REMEDIES[what]]
-
-    def add_pages(self, file: Path) -> int:
-        """Hold the pages of the file against their sums; gives how many have one."""
-        checked = damaged_pages(self._database, file)
-        if checked is None:
-            return 0
-        count, pages = checked
-        self.add("page", lambda: self._tell_pages(pages))
-        return count
-
-    def _tell_pages(self, pages: list[int]) -> Iterable[str]:
-        if not pages:
-            return
-        try:
-            names = dict(self._database.rows_packed(SQL.tables_of_pages, (), array("q", pages)))
-        except Refusal:
-            names = {}
-        for page in pages:
-            yield f"page {page} of the file, {_part_of(names, page)}, is not as it was written"
-
-
-def _part_of(names: dict[int, str], page: int) -> str:
-    return f"in {names[page]}" if page in names else "in no table" if names else "in a part that cannot be told"
 
 
 def _outbox_problems(

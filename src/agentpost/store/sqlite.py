@@ -37,7 +37,6 @@ from agentpost.store import (
 )
 from agentpost.store.database import Database
 from agentpost.store.home import Home
-from agentpost.store.page_sums import PageSums
 from agentpost.store.queries import SQL
 from agentpost.store.rules import orphan_refused, replay_hash
 from agentpost.store.sqlite_external import SqliteExternal
@@ -129,7 +128,6 @@ class SqliteStore(SqliteExternal, SqliteMembers, SqliteMirrors, SqlitePayloads):
             database = Database.open_writer(home.database, vfs=vfs, synchronous=synchronous)
             try:
                 database.migrate()
-                database.before_checkpoint = PageSums(database, home.database).note
                 if synchronous == "FULL":
                     database.renew_log()
                 _claim(database, node_id=node_id, epoch=epoch, now_ms=now_ms)

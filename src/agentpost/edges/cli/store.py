@@ -43,7 +43,6 @@ def store_check(
             f"outbox: {report.outbox_events:,} events, seq {report.outbox_first_seq} to {report.outbox_last_seq}"
         )
         stdout.print(f"inbox: {report.inbox_events:,} events; payloads: {report.payloads:,}")
-        stdout.print(f"file: {report.pages:,} pages, {report.pages_checked:,} of them by a sum")
         for problem in report.problems:
             stdout.print(f"[red]problem[/red] {escape(problem)}")
         for remedy in report.remedies:

@@ -37,13 +37,3 @@ SELECT chain FROM mirror_events WHERE source_node_id = ? AND seq = ?
 
 -- name: events_without_mirror
 SELECT source_node_id, seq FROM mirror_events WHERE source_node_id NOT IN (SELECT source_node_id FROM mirrors) LIMIT ?
-
--- name: sums_generation
-SELECT generation FROM page_sums
-
--- name: begin_sums_generation
-UPDATE page_sums SET generation = ?
-
--- name: tables_of_pages
--- What the pages are part of. A page that is none of these is free.
-SELECT pageno, name FROM dbstat WHERE pageno IN (SELECT value FROM carray(?1)) ORDER BY pageno
