@@ -14,6 +14,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -24,8 +25,8 @@ JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
-    from agentpost.pipeline.session import open_session, stop_session
+    from agentpost.pipeline.session import open_session
 
-    session = open_session(master="local[2]", settings=SETTINGS, java_options=JAVA_OPTIONS, train=False)
+    session = open_session(master="local[2]", settings=SETTINGS, java_options=JAVA_OPTIONS)
     yield session
-    stop_session(session)
+    session.stop()

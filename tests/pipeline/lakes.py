@@ -68,7 +68,7 @@ class Outbox:
         for body in bodies:
             chains.append(sha256((chains[-1] if chains else chain) + body).digest())
         seqs = list(range(first_seq, first_seq + len(bodies)))
-        batch = segment_batch(seqs, chains, bodies)
+        batch = segment_batch(seqs, chains, bodies, node_id=self.node)
         sealer = an_identity(sealed_by) if sealed_by else self.identity
         manifest = SegmentManifest(
             node_id=self.node,

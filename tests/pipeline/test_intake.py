@@ -1,50 +1,84 @@
-"""Taking in segments: each event once, and what is wrong is left out with the reason. No Spark in here."""
+"""Taking in segments: each event once, and what is wrong is left out with the reason."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 from agentpost.lake.manifest import SegmentManifest
-from agentpost.pipeline.checking import check_segment
-from agentpost.pipeline.files import Files
-from agentpost.pipeline.intake import Intake, Known, discover, take_in
-from agentpost.protocol.errors import Refusal
-from tests.pipeline.lakes import HOUR_MS, Outbox, read_segment, rewrite, write_keys, write_manifest
+from agentpost.pipeline.check_job import LOGGED, rows_of_log
+from agentpost.pipeline.checking import Checked, Claim, check_manifest
+from agentpost.pipeline.files import Files, Listed
+from agentpost.pipeline.intake import Intake, take_in
+from agentpost.pipeline.ledger import SEGMENTS, Status
+from agentpost.protocol.timestamps import format_ms
+from agentpost.testing import START_MS
+from tests.pipeline.lakes import HOUR_MS, NOW_US, Outbox, read_segment, rewrite, write_keys, write_manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 YEAR_US = 366 * 86_400_000_000
 
 
-def taken(lake: Path, known: Known | None = None) -> tuple[Intake, Known]:
-    """Take in what is new; gives it, and all that is known then."""
-    files, before = Files(str(lake)), known or Known()
-    new = discover(files, before)
-    found = take_in(files, before, new, check=lambda claims: [check_segment(files, claim) for claim in claims])
-    return found, Known(
-        segments=pa.concat_tables([before.segments, found.segments]),
-        findings=found.findings,
-        quarantine=pa.concat_tables([before.quarantine, found.quarantine]),
-        facts=pa.concat_tables([before.facts, found.facts]),
-        change_logs=pa.concat_tables([before.change_logs, found.change_logs]),
-    )
+class Known:
+    """The ledger and the tables beside it, in memory, as batch after batch leaves them."""
 
+    def __init__(self, lake: Path) -> None:
+        self.lake = Files(str(lake))
+        self.tables: dict[str, pa.Table] = {}
 
-def rules(found: Intake) -> list[tuple[str, int]]:
-    return [(row["rule"], row["seq"]) for row in found.findings.to_pylist()]
+    def read(
+        self, table: str, schema: pa.Schema, *, columns: list[str] | None = None, where: ds.Expression | None = None
+    ) -> pa.Table:
+        found = self.tables.get(table, schema.empty_table())
+        return ds.dataset(found).to_table(columns=columns, filter=where)
 
+    def check(self, claims: Sequence[Claim], keys: Mapping[str, Sequence[str]]) -> list[Checked]:
+        return [check_manifest(self.lake, claim, keys, now_us=NOW_US) for claim in claims]
 
-def read_seqs(known: Known) -> list[int]:
-    """Every seq that is read, as often as it is."""
-    return sorted(
-        seq
-        for row in known.segments.to_pylist()
-        for first, last in zip(row["slice_first"], row["slice_last"], strict=True)
-        for seq in range(first, last + 1)
-    )
+    def read_logs(self, logs: Sequence[Listed]) -> pa.Table:
+        return pa.concat_tables([LOGGED.empty_table(), *(rows_of_log(self.lake, log.name) for log in logs)])
+
+    def take(self) -> Intake:
+        """Take in what is new."""
+        found = take_in(self, None, since_us=None, now_us=NOW_US)
+        rows = {row["manifest"]: row for row in self.rows()} | {
+            each.manifest: each.row() for each in found.planned.rows
+        }
+        self.tables["segments"] = pa.Table.from_pylist(list(rows.values()), SEGMENTS)
+        for name, added in (("change_logs", found.change_logs), ("node_keys", found.node_keys)):
+            self.tables[name] = pa.concat_tables([self.tables.get(name, added.schema.empty_table()), added])
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.tables.get("segments", SEGMENTS.empty_table()).to_pylist()
+
+    def seqs(self) -> list[int]:
+        """Every seq that is read, as often as it is."""
+        return sorted(
+            seq
+            for row in self.rows()
+            for first, last in zip(row["slice_first"], row["slice_last"], strict=True)
+            for seq in range(first, last + 1)
+        )
+
+    def rules(self, spark: "SparkSession") -> list[tuple[str, int]]:
+        """What is wrong with the lake as it is now."""
+        from agentpost.pipeline.frames import local_frame
+        from agentpost.pipeline.gold.inputs import FleetInputs
+        from agentpost.pipeline.gold.integrity import of_segments
+        from agentpost.pipeline.params import Params
+
+        segments = local_frame(spark, self.tables["segments"])
+        inputs = FleetInputs(*([segments] * 11), params=Params(now_us=NOW_US), since_hour=0)
+        return sorted((row["rule"], row["seq"]) for row in of_segments(inputs).toArrow().to_pylist())
 
 
 @pytest.fixture
@@ -53,26 +87,29 @@ def outbox(tmp_path: Path) -> Outbox:
     return Outbox(tmp_path)
 
 
-def test_whole_segments_are_read_whole(outbox: Outbox) -> None:
+def test_whole_segments_are_read_whole(outbox: Outbox, spark: "SparkSession") -> None:
     """Segments that are as they should be are read from the first event to the last, without a finding."""
     for _ in range(3):
         outbox.seal(outbox.messages(4))
-    found, known = taken(outbox.lake)
-    assert (found.events, rules(found), found.quarantine.num_rows) == (12, [], 0)
-    assert read_seqs(known) == list(range(1, 13))
+    known = Known(outbox.lake)
+    found = known.take()
+    assert (found.events, found.set_aside, found.retried) == (12, 0, 0)
+    assert known.seqs() == list(range(1, 13))
+    assert known.rules(spark) == []
 
 
 @pytest.mark.req("OBS-4")
 def test_what_was_taken_in_is_not_taken_in_again(outbox: Outbox) -> None:
     """A second look finds nothing new, and only the new segment once there is one."""
     outbox.seal(outbox.messages(3))
-    _, known = taken(outbox.lake)
-    again, known = taken(outbox.lake, known)
-    assert (again.events, again.segments.num_rows, again.facts.num_rows) == (0, 0, 0)
+    known = Known(outbox.lake)
+    known.take()
+    again = known.take()
+    assert (again.events, again.planned.rows, again.change_logs.num_rows) == (0, (), 0)
     outbox.seal(outbox.messages(2))
-    more, known = taken(outbox.lake, known)
-    assert (more.events, more.segments.num_rows) == (2, 1)
-    assert read_seqs(known) == [1, 2, 3, 4, 5]
+    more = known.take()
+    assert (more.events, len(more.planned.rows)) == (2, 1)
+    assert known.seqs() == [1, 2, 3, 4, 5]
 
 
 def damage_truncated(lake: Path, manifest: SegmentManifest) -> None:
@@ -165,7 +202,7 @@ DAMAGES: list[tuple[Callable[[Path, SegmentManifest], None], str]] = [
 
 @pytest.mark.req("OBS-5")
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=[damage.__name__[7:] for damage, _ in DAMAGES])
-def test_a_bad_segment_is_put_aside(
+def test_a_bad_segment_is_set_aside(
     outbox: Outbox, damage: Callable[[Path, SegmentManifest], None], reason: str
 ) -> None:
     """A segment that is not what it should be is left out, with the reason; its neighbours are read."""
@@ -173,26 +210,65 @@ def test_a_bad_segment_is_put_aside(
     bad = outbox.seal(outbox.messages(3))
     outbox.seal(outbox.messages(3))
     damage(outbox.lake, bad)
-    found, known = taken(outbox.lake)
-    assert read_seqs(known) == [1, 2, 3, 7, 8, 9]
-    assert reason in found.quarantine.to_pylist()[0]["reason"]
-    assert ("bad_segment", 4) in rules(found)
+    known = Known(outbox.lake)
+    known.take()
+    assert known.seqs() == [1, 2, 3, 7, 8, 9]
+    (row,) = [row for row in known.rows() if row["first_seq"] == 4]
+    assert reason in row["reason"]
+    # What is missing may come: it is tried again.
+    assert row["status"] == (Status.RETRY if damage is damage_missing else Status.SET_ASIDE)
 
 
-def test_a_good_copy_heals_a_bad_segment(outbox: Outbox) -> None:
-    """Once somebody exports the range again, it is read, and nothing is wrong any more."""
+@pytest.mark.req("OBS-5")
+def test_what_cannot_be_read_for_a_while_comes_in_later(outbox: Outbox, spark: "SparkSession") -> None:
+    """A store that fails for a batch costs nothing: the segment is tried again, and leaves no trace once it is read."""
+    manifest = outbox.seal(outbox.messages(3))
+    path = outbox.lake / manifest.path
+    path.rename(path.with_suffix(".away"))
+    path.mkdir()  # what is there, and cannot be opened as a file
+    known = Known(outbox.lake)
+    found = known.take()
+    assert (found.events, found.retried, known.seqs()) == (0, 1, [])
+    assert known.rules(spark) == []
+    path.rmdir()
+    path.with_suffix(".away").rename(path)
+    assert known.take().events == 3
+    assert (known.seqs(), known.rules(spark)) == ([1, 2, 3], [])
+
+
+def _no_answer(*_args: object, **_named: object) -> None:
+    raise OSError("the store does not answer")
+
+
+@pytest.mark.req("OBS-5")
+def test_what_cannot_be_read_for_hours_is_a_finding(outbox: Outbox, spark: "SparkSession") -> None:
+    """A file that stays away is tried again and again, and after hours it is told."""
+    gone = outbox.seal(outbox.messages(3))
+    damage_missing(outbox.lake, gone)
+    known = Known(outbox.lake)
+    known.take()
+    assert known.rules(spark) == []
+    rows = [{**row, "since_us": row["since_us"] - 3 * HOUR_MS * 1000} for row in known.rows()]
+    known.tables["segments"] = pa.Table.from_pylist(rows, SEGMENTS)
+    assert known.take().retried == 0
+    assert known.rules(spark) == [("bad_segment", 1)]
+
+
+def test_a_good_copy_heals_a_bad_segment(outbox: Outbox, spark: "SparkSession") -> None:
+    """Once the range is exported again, it is read, and nothing is wrong any more."""
     outbox.seal(outbox.messages(3))
     before = outbox.chain
     events = outbox.messages(3)
     bad = outbox.seal(events)
     damage_truncated(outbox.lake, bad)
-    found, known = taken(outbox.lake)
-    assert rules(found) == [("bad_segment", 4)]
+    known = Known(outbox.lake)
+    known.take()
+    assert known.rules(spark) == [("bad_segment", 4)]
     (outbox.lake / bad.path).unlink()
     next((outbox.lake / "manifests").rglob(f"{4:019d}.json")).unlink()
     outbox.seal_from(events, first_seq=4, chain=before, sealed_by="node-b")
-    found, known = taken(outbox.lake, known)
-    assert (rules(found), read_seqs(known)) == ([], [1, 2, 3, 4, 5, 6])
+    known.take()
+    assert (known.rules(spark), known.seqs()) == ([], [1, 2, 3, 4, 5, 6])
 
 
 @pytest.mark.req("OBS-5")
@@ -204,29 +280,72 @@ def test_single_bad_events_are_put_aside(outbox: Outbox) -> None:
     bodies = [encode_event(event) for event in events]
     bodies[4] = b"{this is no event"
     outbox.seal_bodies(bodies, first_seq=1, chain=bytes(32))
-    found, known = taken(outbox.lake)
-    assert read_seqs(known) == [1, 2, 4]
-    assert [(row["first_seq"], row["last_seq"]) for row in found.quarantine.to_pylist()] == [(3, 3), (5, 5)]
-    assert "larger than" in found.quarantine.to_pylist()[0]["reason"]
+    known = Known(outbox.lake)
+    known.take()
+    assert known.seqs() == [1, 2, 4]
+    (row,) = known.rows()
+    assert row["left_out"] == [3, 5]
+    assert {(each["rule"], each["seq"]) for each in row["findings"]} == {("bad_event", 3), ("bad_event", 5)}
+    assert any("larger than" in each["text"] for each in row["findings"])
 
 
 @pytest.mark.parametrize("shift_us", [YEAR_US, -YEAR_US])
 def test_a_clock_that_is_a_year_off(outbox: Outbox, shift_us: int) -> None:
     """An event whose time is a year away from its id is left out and found, whichever way it is off."""
-    manifest = outbox.seal(outbox.messages(3))
+    events = outbox.messages(3)
+    at_ms = START_MS + shift_us // 1000
+    events[1] = msgspec.structs.replace(events[1], created_at=format_ms(at_ms))
+    outbox.seal(events)
+    known = Known(outbox.lake)
+    known.take()
+    (row,) = known.rows()
+    assert (row["left_out"], [(each["rule"], each["seq"]) for each in row["findings"]]) == ([2], [("clock_off", 2)])
+
+
+def test_a_sealer_whose_clock_is_wrong_costs_no_event(outbox: Outbox) -> None:
+    """A mirror that seals with a clock of years ago is told of; the events, whose own times agree, are read."""
+    events = outbox.messages(3)
+    manifest = outbox.seal(events, sealed_by="node-b")
+    wrong = msgspec.structs.replace(manifest, sealed_at_us=manifest.sealed_at_us - 2 * YEAR_US, signature="")
+    write_manifest(outbox.lake, wrong)
+    known = Known(outbox.lake)
+    assert known.take().events == 3
+    (row,) = known.rows()
+    assert {each["rule"] for each in row["findings"]} == {"bad_signature", "sealer_clock"}
+    assert any("node-b" in each["text"] for each in row["findings"])
+
+
+@pytest.mark.req("OBS-5", "PIPE-9")
+@pytest.mark.parametrize("column", ["created_us", "ack_type", "to_agents"])
+def test_columns_that_do_not_say_what_the_events_say(outbox: Outbox, column: str) -> None:
+    """A mirror that leaves the bodies alone and changes the columns is not believed, whatever it signs."""
+    manifest = outbox.seal(outbox.messages(3), sealed_by="node-b")
     table = read_segment(outbox.lake, manifest)
-    at = table.schema.get_field_index("created_us")
-    times = table["created_us"].to_pylist()
-    times[1] += shift_us
-    changed = rewrite(outbox.lake, manifest, table.set_column(at, table.schema.field(at), pa.array(times, pa.int64())))
-    assert changed.sha256 != manifest.sha256
-    found, known = taken(outbox.lake)
-    assert ("clock_off", 2) in rules(found)
-    assert read_seqs(known) == [1, 3]
+    values = table[column].to_pylist()
+    values[1] = values[1] + 3_600_000_000 if column == "created_us" else {"ack_type": "processed"}.get(column, ["eve"])
+    at = table.schema.get_field_index(column)
+    changed = table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+    rewrite(outbox.lake, manifest, changed)
+    known = Known(outbox.lake)
+    found = known.take()
+    assert (found.events, found.set_aside) == (0, 1)
+    assert f"column {column}" in known.rows()[0]["reason"]
+
+
+def test_a_segment_of_before_a_column_was_added_is_read(outbox: Outbox) -> None:
+    """A column that may be null may be missing; one that no event is without may not."""
+    manifest = outbox.seal(outbox.messages(3))
+    whole = read_segment(outbox.lake, manifest)
+    rewrite(outbox.lake, manifest, whole.drop(["skill_version", "priority"]))
+    known = Known(outbox.lake)
+    assert known.take().events == 3
+    rewrite(outbox.lake, manifest, whole.drop(["corr_id"]))
+    found = known.take()
+    assert (found.set_aside, known.seqs()) == (1, [])
 
 
 @pytest.mark.req("OBS-7")
-def test_gaps_are_found_and_closed(outbox: Outbox) -> None:
+def test_gaps_are_found_and_closed(outbox: Outbox, spark: "SparkSession") -> None:
     """Missing seqs are a finding until a late segment brings them."""
     outbox.seal(outbox.messages(3))
     missing, chain, first = outbox.messages(2), outbox.chain, outbox.seq + 1
@@ -235,35 +354,38 @@ def test_gaps_are_found_and_closed(outbox: Outbox) -> None:
     (outbox.lake / late.path).unlink()
     next((outbox.lake / "manifests").rglob(f"{first:019d}.json")).unlink()
     outbox.seal(outbox.messages(3))
-    found, known = taken(outbox.lake)
-    assert rules(found) == [("gap", 4)]
+    known = Known(outbox.lake)
+    known.take()
+    assert known.rules(spark) == [("gap", 4)]
     again = outbox.seal_from(missing, first_seq=first, chain=chain)
     assert (outbox.lake / again.path).read_bytes() == held
-    found, known = taken(outbox.lake, known)
-    assert (rules(found), read_seqs(known)) == ([], list(range(1, 9)))
+    known.take()
+    assert (known.rules(spark), known.seqs()) == ([], list(range(1, 9)))
 
 
 @pytest.mark.req("OBS-7")
-def test_two_events_under_one_seq_are_a_fork(outbox: Outbox) -> None:
+def test_two_events_under_one_seq_are_a_fork(
+    outbox: Outbox, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mirror that tells another story is found at the first seq that differs; a copy of the same story is not."""
     events = outbox.messages(6)
     outbox.seal(events)
     chain_at_2 = bytes(read_segment(outbox.lake, last_manifest(outbox))["chain"][1].as_py())
     outbox.seal_from(events[2:5], first_seq=3, chain=chain_at_2, sealed_by="node-b")
-    found, known = taken(outbox.lake)
-    assert (rules(found), read_seqs(known)) == ([], [1, 2, 3, 4, 5, 6])
+    known = Known(outbox.lake)
+    known.take()
+    assert (known.rules(spark), known.seqs()) == ([], [1, 2, 3, 4, 5, 6])
     chain_at_3 = bytes(read_segment(outbox.lake, last_manifest(outbox))["chain"][2].as_py())
-    forged = [events[3], *outbox.messages(2, at_ms=events_at(9))]
+    forged = [events[3], *outbox.messages(2, at_ms=START_MS + 9 * HOUR_MS)]
     outbox.seal_from(forged, first_seq=4, chain=chain_at_3, sealed_by="node-b")
-    found, known = taken(outbox.lake, known)
-    assert ("fork", 5) in rules(found)
-    assert read_seqs(known) == [1, 2, 3, 4, 5, 6]
-
-
-def events_at(hours: int) -> int:
-    from agentpost.testing import START_MS
-
-    return START_MS + hours * HOUR_MS
+    with monkeypatch.context() as failing:
+        # While the files cannot be compared, nothing is said of either.
+        failing.setattr(pq, "read_table", _no_answer)
+        assert known.take().retried > 0
+    assert ("fork", 5) not in known.rules(spark)
+    known.take()
+    assert ("fork", 5) in known.rules(spark)
+    assert known.seqs() == [1, 2, 3, 4, 5, 6]
 
 
 def last_manifest(outbox: Outbox) -> SegmentManifest:
@@ -272,53 +394,67 @@ def last_manifest(outbox: Outbox) -> SegmentManifest:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 2000])
-def test_a_broken_chain_is_found(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """A changed event is found at its seq, however many are hashed at once, and no signature at its segment."""
+def test_a_broken_chain_is_never_read(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """A changed event is found at its seq, however many are hashed at once, and nothing of its segment counts."""
     monkeypatch.setattr("agentpost.pipeline.checking._HASHED_AT_ONCE", at_once)
     manifest = outbox.seal(outbox.messages(4))
-    assert rules(taken(outbox.lake)[0]) == []
     table = read_segment(outbox.lake, manifest)
     bodies = table["body"].to_pylist()
     bodies[2] = bodies[2].replace(b"hello", b"HELLO")
     assert bodies[2] != table["body"][2].as_py()
     at = table.schema.get_field_index("body")
     rewrite(outbox.lake, manifest, table.set_column(at, table.schema.field(at), pa.array(bodies, pa.binary())))
-    found, known = taken(outbox.lake)
-    assert rules(found) == [("bad_signature", 1), ("chain_break", 3)]
-    assert read_seqs(known) == [1, 2, 3, 4]
+    known = Known(outbox.lake)
+    assert known.take().events == 0
+    (row,) = known.rows()
+    assert (row["status"], [(each["rule"], each["seq"]) for each in row["findings"]]) == (
+        Status.SET_ASIDE,
+        [("chain_break", 3)],
+    )
 
 
-def test_a_segment_that_does_not_follow_the_one_before(outbox: Outbox) -> None:
+def test_a_segment_that_does_not_follow_the_one_before(outbox: Outbox, spark: "SparkSession") -> None:
     """A segment whose chain starts elsewhere than the one before it ended is found at its first seq."""
     outbox.seal(outbox.messages(3))
     outbox.chain = b"\x01" * 32
     outbox.seal(outbox.messages(3))
-    found, known = taken(outbox.lake)
-    assert rules(found) == [("chain_break", 4)]
-    again, _ = taken(outbox.lake, known)
-    assert rules(again) == [("chain_break", 4)]
+    known = Known(outbox.lake)
+    known.take()
+    assert known.rules(spark) == [("chain_break", 4)]
 
 
 def test_a_manifest_cannot_borrow_a_checked_file(outbox: Outbox) -> None:
     """A manifest of another outbox that names a file which was checked before is checked all the same."""
     good = outbox.seal(outbox.messages(3))
-    _, known = taken(outbox.lake)
+    known = Known(outbox.lake)
+    known.take()
     name = outbox.lake / "manifests" / "node=node-b" / "epoch=first" / f"{1:019d}.json"
     name.parent.mkdir(parents=True)
     name.write_bytes(msgspec.json.encode(msgspec.structs.replace(good, node_id="node-b")))
-    found, known = taken(outbox.lake, known)
-    assert (found.events, rules(found)) == (0, [("bad_segment", 1)])
+    found = known.take()
+    assert (found.events, found.set_aside) == (0, 1)
 
 
-def test_an_unknown_key_is_no_finding(tmp_path: Path) -> None:
-    """Where nobody told the key of a gateway its signature cannot be judged; a known one has to fit."""
-    stranger = Outbox(tmp_path, node="node-x")
-    stranger.seal(stranger.messages(2))
-    found, _ = taken(tmp_path)
-    assert rules(found) == []
+@pytest.mark.req("OBS-7")
+def test_signatures_are_judged_as_soon_as_a_key_is_known(tmp_path: Path) -> None:
+    """Without the key of its sealer a segment is unsigned; when a change log tells the key, it is looked at again."""
+    owner = Outbox(tmp_path, node="node-x")
+    owner.seal(owner.messages(2))
+    known = Known(tmp_path)
+    (tmp_path / "facts").mkdir()
+    known.take()
+    assert [(row["rank"], row["findings"]) for row in known.rows()] == [(2, [])]
+    write_keys(tmp_path, "node-x")
+    assert known.take().events == 0
+    assert [row["rank"] for row in known.rows()] == [0]
 
 
-def test_no_lake_is_a_refusal(tmp_path: Path) -> None:
-    """A place without a lake is an answer that says what to do, not an empty result."""
-    with pytest.raises(Refusal, match="there is no lake"):
-        discover(Files(str(tmp_path)), Known())
+def test_a_change_log_that_cannot_be_read_is_kept_with_its_problem(tmp_path: Path) -> None:
+    """It is looked at once, and neither stops the batch nor is forgotten."""
+    write_keys(tmp_path, "node-a")
+    bad = tmp_path / "facts" / "node=node-a" / f"{2:012d}.parquet"
+    bad.write_bytes(b"this is no Parquet")
+    known = Known(tmp_path)
+    known.take()
+    problems = {row["name"]: row["problem"] for row in known.tables["change_logs"].to_pylist()}
+    assert [problem is None for _, problem in sorted(problems.items())] == [True, False]

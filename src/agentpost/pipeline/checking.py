@@ -9,28 +9,34 @@ left out or doubtful is reported with its reason, and nothing here raises for wh
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agentpost.auth.signing import signed_by
+from agentpost.lake.columns import segment_batch
 from agentpost.lake.manifest import MANIFEST_PURPOSE, SegmentManifest, manifest_path, segment_path, signed_bytes
 from agentpost.lake.schema import SEGMENT
 from agentpost.pipeline.files import Files
+from agentpost.pipeline.ledger import Rank, Segment, Status
 from agentpost.protocol.payloads import Kind
 
-__all__ = ["Claim", "Finding", "Verdict", "check_segment"]
+__all__ = ["Checked", "Claim", "check_manifest"]
 
 Longs = npt.NDArray[np.int64]
+Finding = dict[str, Any]
 
 _DAY_US: Final = 86_400_000_000
 _YEAR_US: Final = 365 * _DAY_US
@@ -45,77 +51,171 @@ _LINKED: Final = ["chain", "body"]
 # What a finding says besides: read for those segments only in which there is something to find.
 _TOLD: Final = ["event_id", "corr_id", "created_us"]
 _CHAIN_BYTES: Final = 32
+# The short names that tables show, and the hours that events are filed under.
+_NAMES: Final = ("source_agent", "requester_agent", "capability_id", "skill_version", "task_type", "failure_class")
+_HOURS: Final = ("event_hour", "ref_hour", "task_hour")
+_COLUMNS: Final = frozenset(SEGMENT.names) - {"seq", "chain", "body"}
+# Of a segment that its owner sealed, so many rows are derived anew from their bodies.
+_SAMPLE_ROWS: Final = 64
+_DERIVED_AT_ONCE: Final = 5000
 # So many bodies at a time: what a core keeps close.
 _HASHED_AT_ONCE: Final = 2000
 _KINDS: Final = pa.array([str(kind) for kind in Kind])
 
 
-class Finding(Struct, frozen=True, kw_only=True):
-    """Something wrong, and where: an event of an outbox, or the first one of a segment."""
-
-    rule: str
-    node: str
-    epoch: str
-    seq: int
-    event_id: str | None = None
-    agent_id: str | None = None
-    corr_id: str | None = None
-    at_us: int = 0
-    text: str = ""
-
-
 class Claim(Struct, frozen=True, kw_only=True):
-    """A manifest, where it was found, and the keys that its sealer is known by."""
+    """A manifest as it was listed. `since_us`: since when its segment could not be read."""
 
     name: str
-    manifest: SegmentManifest
-    keys: tuple[str, ...]
+    size: int
+    stamp: int
+    since_us: int | None = None
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
-    """What to make of a segment. `reason`: why none of it is used; `excluded`: the seqs that are left out."""
+class Checked(NamedTuple):
+    """A row of the ledger without the seqs that are read, and the short names in the events."""
 
-    name: str
-    reason: str | None = None
-    findings: tuple[Finding, ...] = ()
-    excluded: tuple[tuple[int, str], ...] = ()
-    newest_us: int = 0
+    segment: Segment
+    names: frozenset[str]
 
 
 class _Unusable(Exception):  # noqa: N818 - the answer of a check, not a fault of the program
-    pass
+    """Nothing of the segment is ever read."""
 
 
-def check_segment(lake: Files, claim: Claim) -> Verdict:
-    """Check the file, the schema, the order, the hash chain, the signature and the times."""
-    manifest = claim.manifest
+class _Unreachable(Exception):  # noqa: N818 - the same
+    """The segment cannot be read now; it may be the store, or the network."""
+
+
+_manifests: Final = msgspec.json.Decoder(SegmentManifest)
+
+
+def check_manifest(lake: Files, claim: Claim, keys: Mapping[str, Sequence[str]], *, now_us: int) -> Checked:
+    """Read a manifest and its segment; check file, schema, order, hash chain, signature, times, and columns."""
+    blank = _blank(claim)
     try:
-        file, table = _read(lake, claim)
-        broken_at, lengths = _follow_chain(manifest, file)
+        manifest = _manifest(lake, claim)
+        blank = _head(claim, manifest)
+        return _checked(lake, claim, manifest, keys)
+    except _Unreachable as problem:
+        since_us = now_us if claim.since_us is None else claim.since_us
+        return Checked(replace(blank, status=Status.RETRY, reason=str(problem), since_us=since_us), frozenset())
     except _Unusable as problem:
-        bad = _finding(manifest, "bad_segment", manifest.first_seq, text=str(problem))
-        return Verdict(name=claim.name, reason=str(problem), findings=(bad,))
-    signature = _signature_problem(claim)
-    findings = [] if signature is None else [_finding(manifest, "bad_signature", manifest.first_seq, text=signature)]
-    excluded: dict[int, str] = {}
-    rows = _Rows(manifest, file)
+        bad = _finding("bad_segment", blank.first_seq, at_us=blank.sealed_at_us, text=str(problem))
+        return Checked(replace(blank, status=Status.SET_ASIDE, reason=str(problem), findings=(bad,)), frozenset())
+
+
+def _checked(lake: Files, claim: Claim, manifest: SegmentManifest, keys: Mapping[str, Sequence[str]]) -> Checked:
+    file, table = _read(lake, claim, manifest)
+    head = _head(claim, manifest)
+    broken_at, lengths = _follow_chain(manifest, file)
     if broken_at is not None:
         text = "the hash chain does not fit the event"
-        findings.append(_finding(manifest, "chain_break", manifest.first_seq + broken_at, text=text))
+        broken = _finding("chain_break", manifest.first_seq + broken_at, at_us=manifest.sealed_at_us, text=text)
+        reason = f"chain_break: {text} at seq {broken['seq']}"
+        return Checked(replace(head, status=Status.SET_ASIDE, reason=reason, findings=(broken,)), frozenset())
+    _compare_columns(manifest, file)
+    rank, signature = _signature(manifest, keys.get(manifest.sealed_by, ()))
+    findings = [] if signature is None else [_at_first(manifest, "bad_signature", signature)]
+    left_out: set[int] = set()
+    rows = _Rows(manifest, file)
     for rule, places, text in _bad_rows(manifest, table, lengths):
         findings += _limited(rows, rule, places, text)
-        excluded.update((manifest.first_seq + int(place), f"{rule}: {text}") for place in places)
-    return Verdict(
-        name=claim.name,
+        left_out.update(manifest.first_seq + int(place) for place in places)
+    if (wrong_clock := _sealer_clock(manifest, table)) is not None:
+        findings.append(_at_first(manifest, "sealer_clock", wrong_clock))
+    hours, names = _spoken_of(manifest, file)
+    segment = replace(
+        head,
+        rank=rank,
         findings=tuple(findings),
-        excluded=tuple(sorted(excluded.items())),
-        newest_us=_newest_us(table, excluded, manifest.first_seq),
+        left_out=tuple(sorted(left_out)),
+        newest_us=_newest_us(table, left_out, manifest.first_seq),
+        hours=hours,
+    )
+    return Checked(segment, names)
+
+
+def _manifest(lake: Files, claim: Claim) -> SegmentManifest:
+    try:
+        content = lake.read(claim.name)
+    except OSError as problem:
+        raise _Unreachable(f"the manifest cannot be read: {_first_line(problem)}") from None
+    try:
+        return _manifests.decode(content or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise _Unusable(f"the manifest cannot be read: {problem}") from None
+
+
+def _blank(claim: Claim) -> Segment:
+    """What the name of a manifest tells, if that is all there is."""
+    parts = dict(part.split("=", 1) for part in claim.name.split("/") if "=" in part)
+    stem = claim.name.rsplit("/", 1)[-1].removesuffix(".json")
+    first = int(stem) if stem.isdigit() and len(stem) <= 19 and int(stem) < 2**63 else 0
+    return Segment(
+        node=unquote(parts.get("node", "")),
+        epoch=unquote(parts.get("epoch", "")),
+        first_seq=first,
+        last_seq=first - 1,
+        sealed_at_us=claim.stamp // 1000,
+        manifest=claim.name,
+        manifest_size=claim.size,
+        manifest_stamp=claim.stamp,
     )
 
 
-def _read(lake: Files, claim: Claim) -> tuple[pq.ParquetFile, pa.Table]:
+def _head(claim: Claim, manifest: SegmentManifest) -> Segment:
+    return Segment(
+        node=manifest.node_id,
+        epoch=manifest.epoch,
+        first_seq=manifest.first_seq,
+        last_seq=manifest.last_seq,
+        sealed_at_us=manifest.sealed_at_us,
+        sealed_by=manifest.sealed_by,
+        start_chain=manifest.start_chain,
+        end_chain=manifest.end_chain,
+        path=manifest.path,
+        sha256=manifest.sha256,
+        manifest=claim.name,
+        manifest_size=claim.size,
+        manifest_stamp=claim.stamp,
+    )
+
+
+def _spoken_of(manifest: SegmentManifest, file: pq.ParquetFile) -> tuple[tuple[int, ...], frozenset[str]]:
+    """The hours that the events speak of, and the short names in them: so that no job has to ask."""
+    there = set(file.schema_arrow.names)
+    table = file.read(columns=[name for name in (*_NAMES, *_HOURS, "to_nodes", "created_us") if name in there])
+    made = pc.divide(table["created_us"], pa.scalar(_HOUR_US, pa.int64()))
+    hours: set[int] = set()
+    for column in (*(table[name] for name in _HOURS if name in there), made):
+        hours.update(hour for hour in pc.unique(column).to_pylist() if hour is not None)
+    names = {manifest.node_id}
+    for column in (*(table[name] for name in _NAMES if name in there), pc.list_flatten(table["to_nodes"])):
+        names.update(name for name in pc.unique(column).to_pylist() if name)
+    return tuple(sorted(hours)), frozenset(names)
+
+
+def _compare_columns(manifest: SegmentManifest, file: pq.ParquetFile) -> None:
+    """The columns repeat what the bodies say. Of an outbox that its owner sealed a sample is derived anew, else all."""
+    is_owner = manifest.sealed_by == manifest.node_id
+    groups = list(range(file.num_row_groups))
+    # Which rows are looked at follows from the file as a whole: who seals it cannot choose them.
+    chosen = [int(manifest.sha256[:8], 16) % len(groups)] if is_owner else groups
+    compared = [name for name in file.schema_arrow.names if name in _COLUMNS]
+    for batch in file.iter_batches(_SAMPLE_ROWS if is_owner else _DERIVED_AT_ONCE, chosen, use_threads=False):
+        derived = segment_batch(
+            batch["seq"].to_pylist(), batch["chain"].to_pylist(), batch["body"].to_pylist(), node_id=manifest.node_id
+        )
+        for name in compared:
+            if not batch[name].cast(SEGMENT.field(name).type).equals(derived[name]):
+                raise _Unusable(f"column {name} does not say what the events say")
+        if is_owner:
+            return
+
+
+def _read(lake: Files, claim: Claim, manifest: SegmentManifest) -> tuple[pq.ParquetFile, pa.Table]:
     """A file that is what the manifest says, and the columns of it that are checked."""
-    manifest = claim.manifest
     if claim.name != manifest_path(manifest.node_id, manifest.epoch, manifest.first_seq):
         raise _Unusable("the manifest speaks of another outbox or seq than its name")
     home = segment_path(manifest.node_id, manifest.epoch, 1, 1).rpartition("/")[0] + "/"
@@ -150,9 +250,10 @@ def _content(lake: Files, manifest: SegmentManifest) -> pa.Buffer:
         with lake.system.open_input_file(lake.at(manifest.path)) as file:
             content = file.read_buffer()
     except FileNotFoundError:
-        raise _Unusable("the file is missing") from None
+        # The segment is written before its manifest: it was lost, or the store does not show it yet.
+        raise _Unreachable("the file is missing") from None
     except OSError as problem:
-        raise _Unusable(f"the file cannot be read: {_first_line(problem)}") from None
+        raise _Unreachable(f"the file cannot be read: {_first_line(problem)}") from None
     if content.size != manifest.size_bytes:
         raise _Unusable(f"the file has {content.size} bytes where the manifest says {manifest.size_bytes}")
     if sha256(content).hexdigest() != manifest.sha256:
@@ -161,10 +262,15 @@ def _content(lake: Files, manifest: SegmentManifest) -> pa.Buffer:
 
 
 def _check_schema(found: pa.Schema) -> None:
-    """Every column of a segment is there, with its type. More columns are a newer writer's, and no harm."""
+    """Columns that are there have their types; those that no event can be without are there.
+
+    A segment of before a column was added lacks it, and is read with null; more columns are a newer writer's.
+    """
     for field in SEGMENT:
         place = found.get_field_index(field.name)
         if place < 0:
+            if field.nullable:
+                continue
             raise _Unusable(f"no column {field.name}: not a segment")
         kind: Any = found.field(place).type
         same = kind.value_type == pa.string() if pa.types.is_list(kind) else kind == field.type
@@ -172,14 +278,14 @@ def _check_schema(found: pa.Schema) -> None:
             raise _Unusable(f"column {field.name} has the type {kind}, not {field.type}")
 
 
-def _signature_problem(claim: Claim) -> str | None:
-    """None if the sealer signed the manifest, or if nobody ever told its key."""
-    if not claim.keys:
-        return None
-    _, _, message = signed_bytes(claim.manifest).partition(b"\n")
-    if any(signed_by(key, MANIFEST_PURPOSE, message, claim.manifest.signature) for key in claim.keys):
-        return None
-    return f"the signature is not by {claim.manifest.sealed_by}"
+def _signature(manifest: SegmentManifest, keys: Sequence[str]) -> tuple[int, str | None]:
+    """How far the segment is believed, and what is wrong with its signature. Without any key nothing can be wrong."""
+    if not keys:
+        return Rank.UNSIGNED, None
+    _, _, message = signed_bytes(manifest).partition(b"\n")
+    if any(signed_by(key, MANIFEST_PURPOSE, message, manifest.signature) for key in keys):
+        return (Rank.OWNER if manifest.sealed_by == manifest.node_id else Rank.MIRROR), None
+    return Rank.UNSIGNED, f"the signature is not by {manifest.sealed_by}"
 
 
 def _follow_chain(manifest: SegmentManifest, file: pq.ParquetFile) -> tuple[int | None, Longs]:
@@ -247,12 +353,28 @@ def _bad_rows(manifest: SegmentManifest, table: pa.Table, lengths: Longs) -> Ite
     foreign = pc.not_equal(table["source_node"], pa.scalar(manifest.node_id))
     yield "foreign_source", _places(foreign), f"not an event of {manifest.node_id}"
     created, hour = _longs(table["created_us"]), _longs(table["event_hour"]) * _HOUR_US
-    late = created > manifest.sealed_at_us + _DAY_US
     apart = (hour > 0) & (np.abs(created - hour) >= _YEAR_US)
-    yield "clock_off", np.flatnonzero(late | apart), "createdAt is far from when the event was made"
+    is_strange = _is_late(manifest, table) & ~_is_as_its_id(table)
+    yield "clock_off", np.flatnonzero(is_strange | apart), "createdAt is far from when the event was made"
     unknown = pc.invert(pc.is_in(table["kind"], value_set=_KINDS))
     yield "bad_event", _places(unknown), "a kind that nobody knows"
     yield "bad_event", np.flatnonzero(lengths > _MAX_BODY_BYTES), f"larger than {_MAX_BODY_BYTES} bytes"
+
+
+def _is_late(manifest: SegmentManifest, table: pa.Table) -> npt.NDArray[np.bool_]:
+    return _longs(table["created_us"]) > manifest.sealed_at_us + _DAY_US
+
+
+def _is_as_its_id(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Whether an event was created when its id was made: by a clock that agrees with itself."""
+    hour = _longs(table["event_hour"]) * _HOUR_US
+    return (hour > 0) & (np.abs(_longs(table["created_us"]) - hour) < _DAY_US)
+
+
+def _sealer_clock(manifest: SegmentManifest, table: pa.Table) -> str | None:
+    """Events that agree with their own ids and are sealed before they were made: the sealer's clock is wrong."""
+    late = np.count_nonzero(_is_late(manifest, table) & _is_as_its_id(table))
+    return f"{manifest.sealed_by} sealed {late} events a day or more before they were made" if late else None
 
 
 class _Rows:
@@ -269,7 +391,6 @@ class _Rows:
     def finding(self, rule: str, place: int, text: str) -> Finding:
         row: Mapping[str, Any] = self._table.slice(place, 1).to_pylist()[0]
         return _finding(
-            self._manifest,
             rule,
             self._manifest.first_seq + place,
             event_id=row["event_id"],
@@ -288,12 +409,15 @@ def _limited(rows: _Rows, rule: str, places: Longs, text: str) -> list[Finding]:
     return found
 
 
-def _finding(manifest: SegmentManifest, rule: str, seq: int, **more: Any) -> Finding:
-    more.setdefault("at_us", manifest.sealed_at_us)
-    return Finding(rule=rule, node=manifest.node_id, epoch=manifest.epoch, seq=seq, **more)
+def _at_first(manifest: SegmentManifest, rule: str, text: str) -> Finding:
+    return _finding(rule, manifest.first_seq, at_us=manifest.sealed_at_us, text=text)
 
 
-def _newest_us(table: pa.Table, excluded: Mapping[int, str], first_seq: int) -> int:
+def _finding(rule: str, seq: int, **more: Any) -> Finding:
+    return {"rule": rule, "seq": seq, "event_id": None, "corr_id": None, "at_us": 0, "text": "", **more}
+
+
+def _newest_us(table: pa.Table, excluded: Collection[int], first_seq: int) -> int:
     created = _longs(table["created_us"])
     if excluded:
         created = np.delete(created, [seq - first_seq for seq in excluded])

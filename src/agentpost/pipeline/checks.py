@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from agentpost.pipeline.events import Bronze, Place
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.warehouse import Version, Warehouse
+from agentpost.pipeline.warehouse import Snapshot, Warehouse
 
 __all__ = ["CheckResult", "Finding", "check"]
 
@@ -25,6 +25,7 @@ _RULES: Final = (
     "bad_segment",
     "bad_event",
     "clock_off",
+    "sealer_clock",
     "double_injection",
     "duplicate",
     "wrong_acker",
@@ -91,7 +92,7 @@ def check(lake: Files, warehouse: Warehouse, *, with_observed: bool = False) -> 
     )
 
 
-def _findings(warehouse: Warehouse, version: Version, bronze: Bronze, table: str) -> tuple[Finding, ...]:
+def _findings(warehouse: Warehouse, version: Snapshot, bronze: Bronze, table: str) -> tuple[Finding, ...]:
     rows = warehouse.read(version, table, _FINDINGS, columns=_FINDINGS.names).to_pylist()
     # The tables do not carry the conversation of every delivery; where a finding points to, it is written.
     unknown = [_place(row) for row in rows if row["corr_id"] is None]

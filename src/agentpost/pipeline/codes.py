@@ -1,17 +1,12 @@
-"""Kinds, states and reasons as small numbers, and where an event stands as one number.
+"""Kinds, states and reasons as small numbers, and where an event stands as one number: SQL text for all of it.
 
 The aggregates over all events touch nothing but numbers: a minimum of texts would cost Spark its hash aggregate, and
 two to three times the time. Codes are written into tables: they may be added to, never changed.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import reduce
+from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as sf
-
-from agentpost.pipeline.places import OUTBOX_MASK, SEQ_BITS, SEQ_MASK
 from agentpost.protocol.lifecycle import DeliveryState
 from agentpost.protocol.payloads import Kind
 from agentpost.protocol.routing import Decision
@@ -21,14 +16,15 @@ __all__ = [
     "KINDS",
     "OTHER_REASON",
     "ROUTES",
+    "SEQ_BITS",
     "STATES",
     "bits_of",
     "code_of",
-    "is_any",
     "name_hash",
     "outbox_code",
     "outbox_of_place",
     "place_of",
+    "quoted",
     "seq_of_place",
     "text_of",
     "texts_of_bits",
@@ -66,60 +62,62 @@ ROUTES: Final[Mapping[str, int]] = {
     "answer": 16,
 }
 
+# Where an event stands, as one number: 23 bits of a hash over (node, epoch), 40 of the seq. It sorts by seq within an
+# outbox. Turned back into names, the outbox is looked up among those of the node in question, so that two of them would
+# have to share a node and 23 bits to be taken for each other.
+SEQ_BITS: Final = 40
+_SEQ_MASK: Final = (1 << SEQ_BITS) - 1
+_OUTBOX_MASK: Final = (1 << 23) - 1
 
-def code_of(text: Column, codes: Mapping[str, int], *, other: int | None = None) -> Column:
+
+def quoted(text: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def code_of(text: str, codes: Mapping[str, int], *, other: int | None = None) -> str:
     """The number of a text; null for null, `other` for one that is not known."""
-    chosen = sf.when(text.isNull(), sf.lit(None).cast("int"))
-    for name, code in codes.items():
-        chosen = chosen.when(text == sf.lit(str(name)), sf.lit(code))
-    return chosen.otherwise(sf.lit(other).cast("int"))
+    chosen = " ".join(f"when {text} = {quoted(str(name))} then {code}" for name, code in codes.items())
+    return f"case when {text} is null then null {chosen} else {'null' if other is None else other} end"
 
 
-def text_of(code: Column, codes: Mapping[str, int], *, other: str | None = None) -> Column:
+def text_of(code: str, codes: Mapping[str, int], *, other: str | None = None) -> str:
     """The text of a number; null for null, `other` for one that is not known."""
-    chosen = sf.when(code.isNull(), sf.lit(None).cast("string"))
-    for name, number in codes.items():
-        chosen = chosen.when(code == sf.lit(number), sf.lit(str(name)))
-    return chosen.otherwise(sf.lit(other).cast("string"))
+    chosen = " ".join(f"when {number} then {quoted(str(name))}" for name, number in codes.items())
+    last = "" if other is None else f"else case when {code} is not null then {quoted(other)} end"
+    return f"case {code} {chosen} {last} end"
 
 
-def is_any(value: Column, wanted: Iterable[str | int]) -> Column:
-    """Whether it is one of a few: compared one by one. `isin` would look into a set of objects, for every row."""
-    return reduce(lambda one, other: one | other, [value == sf.lit(each) for each in wanted])
+def bits_of(texts: str, codes: Mapping[str, int]) -> str:
+    """The bits of all names that a text holds, e.g. `fallback,owner`; null for null."""
+    bits = " | ".join(f"if(contains({texts}, {quoted(str(name))}), {bit}, 0)" for name, bit in codes.items())
+    return f"case when {texts} is not null then {bits} end"
 
 
-def bits_of(texts: Column, codes: Mapping[str, int]) -> Column:
-    """The bits of all names that a text holds, as `fallback,owner`; null for null."""
-    bits = sf.lit(0)
-    for name, bit in codes.items():
-        bits = bits.bitwiseOR(sf.when(texts.contains(str(name)), sf.lit(bit)).otherwise(sf.lit(0)))
-    return sf.when(texts.isNotNull(), bits)
-
-
-def texts_of_bits(bits: Column, codes: Mapping[str, int]) -> Column:
+def texts_of_bits(bits: str, codes: Mapping[str, int]) -> str:
     """The names of all bits that are set, joined by commas."""
-    names = [sf.when(bits.bitwiseAND(sf.lit(bit)) != 0, sf.lit(str(name))) for name, bit in sorted(codes.items())]
+    names = ", ".join(f"if({bits} & {bit} != 0, {quoted(str(name))}, null)" for name, bit in sorted(codes.items()))
     # Nearly always it is one.
-    return sf.coalesce(text_of(bits, codes), sf.when(bits.isNotNull(), sf.concat_ws(",", *names)))
+    return f"coalesce({text_of(bits, codes)}, case when {bits} is not null then concat_ws(',', {names}) end)"
 
 
-def name_hash(name: Column) -> Column:
+def name_hash(name: str) -> str:
     """A node, an agent or another short name as a number; null for null and for the empty name."""
-    return sf.when(name != sf.lit(""), sf.xxhash64(name))
+    return f"case when {name} <> '' then xxhash64({name}) end"
 
 
-def place_of(node: Column, epoch: Column, seq: Column) -> Column:
+def place_of(node: str, epoch: str, seq: str) -> str:
     """Where an event stands: its outbox and its seq."""
-    return sf.shiftleft(outbox_code(node, epoch), SEQ_BITS).bitwiseOR(seq)
+    return f"(shiftleft({outbox_code(node, epoch)}, {SEQ_BITS}) | {seq})"
 
 
-def outbox_code(node: Column, epoch: Column) -> Column:
-    return sf.xxhash64(node, epoch).bitwiseAND(sf.lit(OUTBOX_MASK))
+def outbox_code(node: str, epoch: str) -> str:
+    return f"(xxhash64({node}, {epoch}) & {_OUTBOX_MASK}L)"
 
 
-def outbox_of_place(place: Column) -> Column:
-    return sf.shiftright(place, SEQ_BITS)
+def outbox_of_place(place: str) -> str:
+    return f"shiftright({place}, {SEQ_BITS})"
 
 
-def seq_of_place(place: Column) -> Column:
-    return place.bitwiseAND(sf.lit(SEQ_MASK))
+def seq_of_place(place: str) -> str:
+    return f"({place} & {_SEQ_MASK}L)"

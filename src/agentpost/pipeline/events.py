@@ -15,8 +15,8 @@ import pyarrow.dataset as ds
 
 from agentpost.lake.schema import SEGMENT
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.intake import SEGMENTS
-from agentpost.pipeline.warehouse import Version, Warehouse
+from agentpost.pipeline.ledger import SEGMENTS
+from agentpost.pipeline.warehouse import Snapshot, Warehouse
 
 __all__ = ["COLUMNS", "Bronze", "Place"]
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 class Bronze:
     """The events that a version counts."""
 
-    def __init__(self, lake: Files, warehouse: Warehouse, version: Version) -> None:
+    def __init__(self, lake: Files, warehouse: Warehouse, version: Snapshot) -> None:
         self._lake = lake
         segments = warehouse.read(version, "segments", SEGMENTS).to_pylist()
         self._segments = [row for row in segments if row["slice_first"]]

@@ -6,10 +6,10 @@ Knows nothing of what is in the files.
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -18,8 +18,10 @@ from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["Files", "Listed"]
 
-# How Hadoop, which reads for Spark, calls what pyarrow calls otherwise.
-_HADOOP: Final = {"s3": "s3a", "gcs": "gs", "abfs": "abfs", "hdfs": "hdfs", "file": "file"}
+# The name of each store for Hadoop, which reads for Spark, where it differs from that of pyarrow.
+_HADOOP: Final = {"s3": "s3a", "gcs": "gs"}
+# Options in the query of an S3 URL, as pyarrow spells them, and the names that the Delta library knows them by.
+_S3_OPTIONS: Final = {"region": "AWS_REGION", "access_key": "AWS_ACCESS_KEY_ID", "secret_key": "AWS_SECRET_ACCESS_KEY"}
 
 
 class Listed(NamedTuple):
@@ -35,10 +37,12 @@ class Files:
 
     def __init__(self, where: str) -> None:
         scheme = where.split("://", 1)[0] if "://" in where else "file"
+        self.is_local = scheme == "file"
+        self._query = ""
         try:
-            if scheme == "file":
-                path = where.removeprefix("file://")
-                self._root = str(Path(path).expanduser().absolute())
+            if self.is_local:
+                path = Path(unquote(where.removeprefix("file://")) if "://" in where else where)
+                self._root = str(path.expanduser().absolute())
                 self.system: fs.FileSystem = fs.LocalFileSystem()
             else:
                 self.system, self._root = fs.FileSystem.from_uri(where)
@@ -47,30 +51,63 @@ class Files:
                 Code.INVALID_FIELD,
                 f"{scheme}:// is not a place that can be opened: {str(problem).splitlines()[0][:200]}",
                 field="lake",
-                hint="Use a path, or a URL that pyarrow.fs knows: file://, s3://, gs://, hdfs://.",
+                hint="Use a path, or a URL that pyarrow.fs knows: file://, s3://, gs://, abfs://, hdfs://.",
             ) from None
-        self.is_local = scheme == "file"
-        # As any process finds it, wherever that was started.
-        self.where = self._root if self.is_local else where
-        self._scheme = _HADOOP.get(scheme, scheme)
+        self._scheme = scheme
+        if self.is_local:
+            # As any process finds it, wherever that was started.
+            self._url = self._root
+        else:
+            self._url, _, self._query = where.partition("?")
+            self._url = self._url.rstrip("/")
+
+    @property
+    def where(self) -> str:
+        """The root, as any process can open it again."""
+        return f"{self._url}?{self._query}" if self._query else self._url
 
     def at(self, name: str) -> str:
         """The path of a file, for pyarrow with `system`."""
         return f"{self._root}/{name}" if name else self._root
 
     def url(self, name: str) -> str:
-        """The same for Spark. The name is taken as it is: a `%` in it is a letter like any other."""
-        return f"{self._scheme}://{self.at(name)}"
+        """The URL of a file for Spark: the account of `abfs://container@account` stays, options in the query do not."""
+        if self.is_local:
+            return f"file://{self.at(name)}"
+        scheme, _, rest = self._url.partition("://")
+        return f"{_HADOOP.get(scheme, scheme)}://{rest}/{name}"
+
+    def table_url(self, name: str) -> str:
+        """The URL of a table for the Delta library."""
+        return self.at(name) if self.is_local else f"{self._url}/{name}"
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """What the Delta library needs besides a URL; what is missing it takes from the environment, as pyarrow does."""
+        if self._scheme != "s3":
+            return {}
+        told = dict(parse_qsl(self._query))
+        options = {name: told[key] for key, name in _S3_OPTIONS.items() if key in told}
+        if "endpoint_override" in told:
+            scheme = told.get("scheme", "https")
+            options["AWS_ENDPOINT_URL"] = f"{scheme}://{told['endpoint_override'].removeprefix(scheme + '://')}"
+            options["AWS_ALLOW_HTTP"] = str(scheme == "http").lower()
+        return options
 
     def below(self, name: str) -> "Files":
         """A directory of this place, as a place of its own."""
-        return Files(f"{self.where.rstrip('/')}/{name}")
+        return Files(f"{self._url}/{name}?{self._query}" if self._query else f"{self._url}/{name}")
 
     def exists(self, name: str) -> bool:
         return self.system.get_file_info(self.at(name)).type != fs.FileType.NotFound
 
     def size(self, name: str) -> int:
         return self.system.get_file_info(self.at(name)).size
+
+    def stat(self, name: str) -> Listed | None:
+        """A file as a listing shows it; None if it is not there."""
+        found = self.system.get_file_info(self.at(name))
+        return None if found.type != fs.FileType.File else Listed(name, found.size, found.mtime_ns or 0)
 
     def read(self, name: str) -> bytes | None:
         """What is in a file; None if it is not there."""
@@ -103,34 +140,6 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             self.system.delete_file(self.at(name))
 
-    def create(self, name: str, content: bytes) -> bool:
-        """Write a file that is not there yet, whole or not at all; False if somebody has written it before."""
-        if self.is_local:
-            path = Path(self.at(name))
-            draft = self._draft(path, content)
-            try:
-                path.hardlink_to(draft)
-            except FileExistsError:
-                return False
-            finally:
-                draft.unlink()
-            _sync(path.parent)
-            return True
-        # pyarrow has no conditional put: two who write at the same moment find out by reading back.
-        if self.exists(name):
-            return False
-        self._put(name, content)
-        return self.read(name) == content
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Write a file in the place of what was there; a reader sees the one or the other."""
-        if self.is_local:
-            path = Path(self.at(name))
-            self._draft(path, content).replace(path)
-            _sync(path.parent)
-        else:
-            self._put(name, content)
-
     def sync(self, names: Iterable[str]) -> None:
         """Have files that somebody else wrote on the disk. An object store has them once they are there."""
         if not self.is_local:
@@ -140,7 +149,7 @@ class Files:
             _sync(path)
 
     @contextlib.contextmanager
-    def locked(self, name: str) -> Generator[None]:
+    def locked(self, name: str, *, waits: bool = False) -> Generator[None]:
         """Be the only one at work here. Ends with the process, however that ends. Object stores have no such thing."""
         if not self.is_local:
             yield
@@ -149,7 +158,7 @@ class Files:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise Refusal(
                     Code.CONFLICT,
@@ -157,19 +166,6 @@ class Files:
                     hint="Wait for it, or give this one a place of its own with --warehouse.",
                 ) from None
             yield
-
-    def _put(self, name: str, content: bytes) -> None:
-        with self.system.open_output_stream(self.at(name)) as stream:
-            stream.write(content)
-
-    def _draft(self, path: Path, content: bytes) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        return draft
 
 
 def _sync(path: Path) -> None:

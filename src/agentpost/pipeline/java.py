@@ -46,11 +46,16 @@ class Java(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """The class archive of a session: the JVM's options for it, and the file that is kept once the JVM has ended."""
+    """The class archive of a session: the JVM's options to use it, and where to write it if there is none yet."""
 
     options: tuple[str, ...]
     draft: Path | None
     file: Path
+
+    def writing_to(self, draft: Path) -> tuple[str, ...]:
+        """The JVM's options to write it."""
+        option = "-XX:AOTCacheOutput" if self.file.suffix == ".aot" else "-XX:ArchiveClassesAtExit"
+        return (f"{option}={draft}",)
 
     def keep(self) -> bool:
         """Take what the JVM wrote into use; whether there was anything."""
@@ -139,9 +144,7 @@ def class_archive(java: Java, spark: Path) -> Archive:
         use = f"-XX:AOTCache={file}" if kind == "aot" else f"-XX:SharedArchiveFile={file}"
         return Archive((use,), None, file)
     _drop_old(directory)
-    draft = file.with_suffix(f".{os.getpid()}.draft")
-    write = f"-XX:AOTCacheOutput={draft}" if kind == "aot" else f"-XX:ArchiveClassesAtExit={draft}"
-    return Archive((write,), draft, file)
+    return Archive((), file.with_suffix(f".{os.getpid()}.draft"), file)
 
 
 def is_being_written(archive: Archive) -> bool:

@@ -23,6 +23,8 @@ class Params(Struct, frozen=True, kw_only=True):
     orphan_grace_us: int = _HOUR
     # Longer than ten tries take (half an hour): who is there and has said nothing by then will not.
     black_hole_us: int = _HOUR
+    # A segment that cannot be read is tried again with each batch; from so long on it is a finding.
+    retry_grace_us: int = 2 * _HOUR
     clock_skew_us: int = 60 * _SECOND  # how far two gateways' clocks may be apart before order by time is doubted
     backlog_alert_us: int = 600 * _SECOND  # OBS-3
     delivery_objective_us: int = 5 * _SECOND  # OBS-3

@@ -1,11 +1,11 @@
-"""The Spark session of the pipeline: embedded by default, on a cluster with `--master`, with the same settings.
+"""The Spark session of the pipeline: embedded by default, on a cluster with `--master`, a Connect server's with `--remote`.
 
-The only place that starts or ends a JVM.
+Only here is a JVM started, and only for a session of our own: its flags, its class archive and its settings. What a batch
+relies on beside these is in `settings`, and holds on any session.
 """
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Generator, Mapping
@@ -23,16 +23,14 @@ from agentpost.protocol.errors import Code, Refusal
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOCAL", "open_session", "require_spark", "spark_session", "stop_session"]
+__all__ = ["LOCAL", "open_session", "own_archive", "require_spark", "spark_session"]
 
 LOCAL: Final = "local[*]"
 _HEAP_MB: Final = 2176
-_END_SECONDS: Final = 120
 # Before Spark there is a small program that only puts its command line together.
 _LAUNCHER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _SETTINGS: Final = {
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     # Node names and epochs stand in paths, and "007" is no number.
@@ -58,29 +56,14 @@ _SETTINGS: Final = {
     "spark.sql.autoBroadcastJoinThreshold": str(32 * 1024 * 1024),
     "spark.sql.maxPlanStringLength": "10000",
     "spark.scheduler.mode": "FAIR",
-    "spark.cleaner.referenceTracking.cleanCheckpoints": "false",
     # Where in our code a column was made: three more calls into the JVM for each, to say it in an error.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-}
-# Little data: to write code for a query, and to compile it well, takes longer than to walk the plan as it is.
-_BRIEF_SETTINGS: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-_BRIEF_JAVA: Final = ("-XX:TieredStopAtLevel=1",)
-_ASKED_OFTEN: Final = {
-    "org.apache.spark.sql.functions": ("col", "lit", "when", "coalesce", "expr", "sum", "min", "max", "struct"),
-    "org.apache.spark.api.python.PythonUtils": ("toSeq",),
-}
-# Spark keeps what it knows of its jobs for its web pages, which nobody looks at here.
-_FORGETFUL: Final = {
-    "spark.ui.retainedJobs": "50",
-    "spark.ui.retainedStages": "100",
-    "spark.ui.retainedTasks": "1000",
-    "spark.sql.ui.retainedExecutions": "20",
 }
 
 
 def require_spark() -> None:
     """Refuse, with what to do about it, where PySpark is not installed."""
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+    if any(find_spec(name) is None for name in ("pyspark", "pyarrow", "deltalake")):
         raise Refusal(
             Code.UNAVAILABLE,
             "the pipeline runs on PySpark, which is not installed",
@@ -91,22 +74,48 @@ def require_spark() -> None:
 def open_session(
     *,
     master: str = LOCAL,
+    remote: str | None = None,
     settings: Mapping[str, str] | None = None,
     java_options: tuple[str, ...] = (),
-    train: bool = False,
-    brief: bool = False,
+    draft: Path | None = None,
 ) -> "SparkSession":
-    """A session that is ready for work. One a process; end it with `stop_session`.
+    """A session that is ready for work. End it with its own `stop()`.
 
-    `train`: write the class archive when it ends, if there is none yet; that takes long. `brief`: what it will do is
-    over before code that was compiled for it would pay.
+    `remote` is a Spark Connect server (`sc://host:15002`); then there is no JVM here. `draft` is a file that the JVM
+    writes its class archive to when it ends.
     """
     require_spark()
-    import pyspark
     from pyspark.sql import SparkSession
 
-    java = find_java()
-    archive = class_archive(java, Path(pyspark.__file__).parent)
+    builder = cast("Any", SparkSession.builder)
+    if remote is not None:
+        chosen = dict(settings or {})
+        where, advice = remote, "Check --remote, and that the server has this version of Spark and agentpost installed."
+        builder = builder.remote(remote)
+    else:
+        chosen = _own_settings(master, settings or {}, java_options, draft)
+        where, advice = master, "Check --master and JAVA_HOME; without --master it runs on this machine alone."
+        builder = builder.appName("agentpost").master(master)
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    # While the JVM starts there is nothing to do here: time for what takes long to import.
+    threading.Thread(target=import_module, args=("agentpost.pipeline.run",), name="imports", daemon=True).start()
+    try:
+        # Spark's scripts ask the environment; what this process starts later is not to find our Java there.
+        home = {} if remote is not None else {"JAVA_HOME": str(java_home(find_java()))}
+        with _environment(**home, SPARK_LAUNCHER_OPTS=_LAUNCHER):
+            return cast("SparkSession", builder.getOrCreate())
+    except Exception as problem:
+        raise Refusal(
+            Code.UNAVAILABLE, f"Spark did not start on {where}: {_first_line(problem)}", hint=advice
+        ) from problem
+
+
+def _own_settings(
+    master: str, settings: Mapping[str, str], java_options: tuple[str, ...], draft: Path | None
+) -> dict[str, str]:
+    """What a session of our own is started with."""
+    archive = own_archive()
     # The Python of the workers is this one, or the one of the same path on the machines of a cluster.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     log_settings = files("agentpost.pipeline") / "log4j2.properties"
@@ -115,8 +124,8 @@ def open_session(
         "-XX:+UseParallelGC",
         # Room for the classes of Spark, and for what is made while it starts: else each step is a collection.
         "-XX:MetaspaceSize=256m",
-        # A heap that somebody else chose may be smaller than this, and a JVM that cannot have it does not start.
-        *(() if "spark.driver.memory" in (settings or {}) else ("-Xms768m",)),
+        # A heap that the caller chose may be smaller than this, and a JVM that cannot have it does not start.
+        *(() if "spark.driver.memory" in settings else ("-Xms768m",)),
         # Spark writes one method for a whole stage; unless told so, the JVM leaves large ones uncompiled.
         "-XX:-DontCompileHugeMethods",
         # To plan queries is to walk through much code, all of it some thousand times. To compile that well takes longer
@@ -126,98 +135,46 @@ def open_session(
         "-XX:Tier4CompileThreshold=60000",
         "-Xlog:disable",
         f"-Dlog4j2.configurationFile=file:{log_settings}",
-        *(_BRIEF_JAVA if brief else ()),
         *java_options,
-        *(archive.options if train or archive.draft is None else ()),
+        *(archive.options if draft is None else archive.writing_to(draft)),
     )
-    cores = os.cpu_count() or 1
-    builder = cast("Any", SparkSession.builder).appName("agentpost").master(master)
-    chosen = {
+    is_local = master.startswith("local[") or master == "local"
+    return {
         **_SETTINGS,
-        **_FORGETFUL,
-        **(_BRIEF_SETTINGS if brief else {}),
+        # Spark's own pages, on a free port of this machine: they show where a batch is.
+        "spark.ui.port": "0",
         "spark.driver.memory": f"{_HEAP_MB}m",
         "spark.driver.extraJavaOptions": " ".join(options),
-        "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
-        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}),
-        **(settings or {}),
+        "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),
+        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if is_local else {}),
+        **settings,
     }
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
-    # While the JVM starts there is nothing to do here: time for what takes long to import.
-    threading.Thread(target=import_module, args=("agentpost.pipeline.run",), name="imports", daemon=True).start()
-    try:
-        # Spark's scripts ask the environment; what this process starts later is not to find our Java there.
-        with _environment(JAVA_HOME=str(java_home(java)), SPARK_LAUNCHER_OPTS=_LAUNCHER):
-            spark = cast("SparkSession", builder.getOrCreate())
-    except Exception as problem:
-        raise Refusal(
-            Code.UNAVAILABLE,
-            f"Spark did not start on {master}: {_first_line(problem)}",
-            hint="Check --master and JAVA_HOME; without --master it runs on this machine alone.",
-        ) from problem
-    _remember_functions(spark)
-    _archives[id(spark)] = archive
-    return spark
 
 
-_archives: Final[dict[int, Archive]] = {}
+def own_archive() -> Archive:
+    """The class archive for the Java and the Spark that are installed here."""
+    import pyspark
 
-
-def _remember_functions(spark: "SparkSession") -> None:
-    """Ask the JVM once what a function is: PySpark asks twice for each use, and a plan uses them thousands of times."""
-    jvm = cast("Any", spark.sparkContext)._jvm
-    for name, members in _ASKED_OFTEN.items():
-        found = getattr(jvm, name)
-        # Whatever is an attribute is not asked for.
-        for member in members:
-            setattr(found, member, getattr(found, member))
-        for each in (name, name.rsplit(".", 1)[-1]):
-            setattr(jvm, each, found)
-
-
-def stop_session(spark: "SparkSession") -> None:
-    """End the session and its JVM, and keep the class archive that it may have written."""
-    from pyspark import SparkContext
-
-    archive = _archives.pop(id(spark), None)
-    gateway = cast("Any", SparkContext)._gateway
-    with contextlib.suppress(Exception):  # a JVM that is gone already is what is wanted
-        spark.stop()
-    process = cast("subprocess.Popen[bytes] | None", getattr(gateway, "proc", None))
-    if gateway is None or process is None:
-        return
-    with contextlib.suppress(Exception):
-        gateway.shutdown()
-    cast("Any", SparkContext)._gateway = None
-    cast("Any", SparkContext)._jvm = None
-    # The JVM ends when its input does, and writes the archive then.
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(timeout=_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return
-    if archive is not None:
-        archive.keep()
+    return class_archive(find_java(), Path(pyspark.__file__).parent)
 
 
 @contextlib.contextmanager
 def spark_session(
-    *, master: str = LOCAL, settings: Mapping[str, str] | None = None, brief: bool = False
+    *, master: str = LOCAL, remote: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Generator["SparkSession"]:
-    """A session for as long as the block runs, which fails with a refusal. If there is no class archive yet, somebody
-    else writes it afterwards.
+    """A session for as long as the block runs, which fails with a refusal.
+
+    If there is no class archive yet, a process of low priority writes it afterwards.
     """
-    spark = open_session(master=master, settings=settings, brief=brief)
-    archive = _archives[id(spark)]
+    spark = open_session(master=master, remote=remote, settings=settings)
     try:
         with in_our_words():
             yield spark
     finally:
-        stop_session(spark)
-        start_training(archive)
+        with contextlib.suppress(Exception):  # a JVM that is gone already is what is wanted
+            spark.stop()
+        if remote is None:
+            start_training(own_archive())
 
 
 @contextlib.contextmanager
@@ -232,10 +189,6 @@ def _environment(**values: str) -> Generator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _is_local(master: str) -> bool:
-    return master.startswith("local[") or master == "local"
 
 
 def _first_line(problem: BaseException) -> str:

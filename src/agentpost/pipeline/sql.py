@@ -1,33 +1,29 @@
 """`pipeline sql`: the tables of the current version as views, and a query over them."""
 
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 
-from agentpost.lake.schema import FACTS
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.frames import bronze_events, local_frame, table_frame
+from agentpost.pipeline.frames import bronze_events, table_frame
 from agentpost.pipeline.gold.views import register
-from agentpost.pipeline.intake import FINDINGS, QUARANTINE, SEGMENTS
+from agentpost.pipeline.ledger import SEGMENTS, Segment
 from agentpost.pipeline.params import Params
-from agentpost.pipeline.warehouse import Version, Warehouse
+from agentpost.pipeline.warehouse import Snapshot, Warehouse
 from agentpost.protocol.errors import Code, Refusal
 
 __all__ = ["query", "register_tables"]
 
-_LOCAL: Final = {"segments": SEGMENTS, "findings": FINDINGS, "quarantine": QUARANTINE, "facts": FACTS}
-
 
 def register_tables(
-    spark: SparkSession, lake: Files, warehouse: Warehouse, version: Version, params: Params
+    spark: SparkSession, lake: Files, warehouse: Warehouse, snapshot: Snapshot, params: Params
 ) -> list[str]:
-    """Make every table of the version, and every view over them, known to the session; gives their names."""
-    tables = {name: table_frame(spark, warehouse, version, name) for name in version.schemas}
-    local = {name: warehouse.read(version, name, schema).cast(schema) for name, schema in _LOCAL.items()}
-    tables |= {name: local_frame(spark, table) for name, table in local.items()}
-    used = [row for row in local["segments"].to_pylist() if row["slice_first"]]
+    """Make every table of the snapshot, and every view over them, known to the session; gives their names."""
+    tables = {name: table_frame(spark, warehouse, snapshot, name) for name in snapshot.tables}
+    segments = warehouse.read(snapshot, "segments", SEGMENTS).to_pylist()
+    used = [Segment.of(row) for row in segments if row["slice_first"]]
     return register(spark, tables | {"bronze": bronze_events(spark, lake, used)}, params)
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from agentpost.lake.schema import FACTS
 from agentpost.pipeline.events import Bronze
 from agentpost.pipeline.files import Files
-from agentpost.pipeline.warehouse import Version, Warehouse
+from agentpost.pipeline.warehouse import Snapshot, Warehouse
 from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.ids import ulid_time_ms
 from agentpost.protocol.payloads import Kind
@@ -143,7 +143,7 @@ def _since_us(made: str) -> int:
     return ulid_time_ms(made) * 1000 - _CLOCKS_APART_US
 
 
-def _sessions(warehouse: Warehouse, version: Version) -> dict[str, str]:
+def _sessions(warehouse: Warehouse, version: Snapshot) -> dict[str, str]:
     """The session that each conversation belongs to."""
     facts = warehouse.read(version, "facts", FACTS)
     found: dict[str, str] = {}

@@ -2,11 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from agentpost.lake.schema import FACTS, SEGMENT
 
@@ -95,54 +94,90 @@ def bronze(spark: "SparkSession", rows: Sequence[Row]) -> "DataFrame":
 
 
 def tables(
-    spark: "SparkSession", rows: Sequence[Row], *, now_us: int = START_US, facts: Sequence[Row] = (), **settings: Any
+    spark: "SparkSession",
+    rows: Sequence[Row],
+    *,
+    now_us: int = START_US,
+    facts: Sequence[Row] = (),
+    sealed_us: int | None = None,
+    **settings: Any,
 ) -> "Mapping[str, DataFrame]":
-    """Every gold table over these events, made when it is asked for."""
+    """Every gold table over these events, made when it is asked for.
+
+    The outboxes of all nodes are sealed through `sealed_us`, which is far in the future if it is not given.
+    """
+    from pyspark.sql import functions as sf
+
+    from agentpost.pipeline.codes import name_hash
     from agentpost.pipeline.frames import local_frame
-    from agentpost.pipeline.gold.names import all_names
-    from agentpost.pipeline.intake import FINDINGS
-    from agentpost.pipeline.tables import (
-        FLEET,
-        GOLD,
-        SILVER,
-        FleetInputs,
-        FleetTable,
-        FromHour,
-        GoldInputs,
-        Params,
-        SilverTable,
-    )
+    from agentpost.pipeline.gold.deliveries import fold
+    from agentpost.pipeline.gold.inputs import FleetInputs, HourInputs
+    from agentpost.pipeline.silver import legs, throughput
+    from agentpost.pipeline.silver import tasks as silver_tasks
+    from agentpost.pipeline.tables import FLEET, GOLD, Params
+    from agentpost.pipeline.transform import FIRST
 
     events = bronze(spark, rows)
-
-    @cache
-    def stored(table: SilverTable) -> "DataFrame":
-        # As the pipeline does, which never plans gold on top of events: Spark takes minutes to reason about that.
-        return local_frame(spark, table.partials(events).toArrow())
-
-    silver = Lazy({table.name: partial(stored, table) for table in SILVER})
-    told, segments = pa.Table.from_pylist(list(facts), schema=FACTS), segments_of(rows)
     params = Params(now_us=now_us, **settings)
-    inputs = GoldInputs(
-        silver=silver,
-        segments=local_frame(spark, segments),
-        names=local_frame(spark, all_names(silver["names"].toArrow(), segments, told)),
+
+    def stored(frame: "DataFrame") -> "DataFrame":
+        # As the pipeline does, which never plans gold on top of events: Spark takes minutes to reason about that.
+        return local_frame(spark, frame.toArrow())
+
+    all_legs = stored(legs.partials(legs.narrow(events)))
+    segments = local_frame(spark, segments_of(rows, sealed_us))
+    said = {row["node"] for row in rows} | {name for row in rows for name in row["to_nodes"]}
+    said |= {row[name] for row in rows for name in _NAMED if row.get(name)}
+    names = local_frame(spark, pa.table({"name": sorted(filter(None, said))}))
+    outboxes = segments.select("node", "epoch").distinct()
+    hours = HourInputs(
+        legs=all_legs,
+        deliveries=stored(fold(all_legs, params)),
+        tasks=stored(silver_tasks.partials(events)),
+        names=names.withColumn("name_hash", sf.expr(name_hash("name"))),
+        outboxes=outboxes,
         params=params,
     )
-    hour_gold = Lazy({table.name: partial(table.build, inputs) for table in GOLD})
+    made: dict[str, DataFrame] = {"throughput": stored(throughput.partials(events)), "segments": segments}
+    empty = {name: local_frame(spark, schema.empty_table()) for name, schema in FIRST.items()}
+    told = pa.Table.from_pylist(list(facts), schema=FACTS).select(["topic", "key", "at_us", "value"])
 
-    def hour_rows(name: str, schema: pa.Schema, where: pc.Expression | None = None, /) -> pa.Table:
-        rows = found[name].toArrow()
-        return (rows if where is None else rows.filter(where)).select(schema.names).cast(schema)
+    def fleet_inputs() -> FleetInputs:
+        return FleetInputs(
+            segments=segments,
+            facts=local_frame(spark, told),
+            names=hours.names,
+            outboxes=outboxes,
+            throughput=made["throughput"],
+            delivery_minutes=of("delivery_minutes"),
+            delivery_findings=of("delivery_findings"),
+            open_deliveries=of("open_deliveries"),
+            task_findings=of("task_findings"),
+            backlog=made.get("backlog", empty["backlog"]),
+            completeness=made.get("completeness", segments),
+            params=params,
+            since_hour=0,
+        )
 
-    fleet_inputs = FleetInputs(hour_rows, told, segments, FINDINGS.empty_table(), params)
+    makers = {table.name: partial(lambda table: table.build(hours), table) for table in GOLD}
 
-    def of_fleet(table: FleetTable) -> "DataFrame":
-        made = table.build(fleet_inputs)
-        return local_frame(spark, (made.rows if isinstance(made, FromHour) else made).cast(table.schema))
+    def of(name: str) -> "DataFrame":
+        if name not in made:
+            if name in makers:
+                made[name] = stored(makers[name]())
+            else:
+                for needed in ("completeness", "backlog"):
+                    if name not in ("completeness", needed):
+                        of(needed)
+                (table,) = [each for each in FLEET if each.name == name]
+                made[name] = stored(table.build(fleet_inputs()))
+        return made[name]
 
-    found = Lazy({**hour_gold.makers, **{table.name: partial(of_fleet, table) for table in FLEET}})
-    return found
+    everything = [*made, *makers, *(table.name for table in FLEET)]
+    return Lazy({name: partial(of, name) for name in everything})
+
+
+_NAMED = ("source_agent", "requester_agent", "capability_id", "skill_version", "task_type", "failure_class")
 
 
 class Lazy(Mapping[str, "DataFrame"]):
@@ -161,15 +196,32 @@ class Lazy(Mapping[str, "DataFrame"]):
         return len(self.makers)
 
 
-def segments_of(rows: Sequence[Row]) -> pa.Table:
+def segments_of(rows: Sequence[Row], sealed_us: int | None = None) -> pa.Table:
+    """The ledger over these events: one segment for each outbox, sealed by its owner."""
+    from agentpost.pipeline.ledger import SEGMENTS, Rank, Segment
+
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    newest: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
-        found[row["node"], row["epoch"]].append(row["seq"])
+        outbox = row["node"], row["epoch"]
+        found[outbox].append(row["seq"])
+        newest[outbox] = max(newest[outbox], row["created_us"])
     segments = [
-        {"node": node, "epoch": epoch, "first_seq": min(seqs), "last_seq": max(seqs), "sealed_at_us": START_US}
+        Segment(
+            node=node,
+            epoch=epoch,
+            first_seq=min(seqs),
+            last_seq=max(seqs),
+            manifest=f"{node}/{epoch}",
+            sealed_at_us=START_US + 10_000 * HOUR if sealed_us is None else sealed_us,
+            sealed_by=node,
+            rank=Rank.OWNER,
+            slices=((min(seqs), max(seqs)),),
+            newest_us=newest[node, epoch],
+        )
         for (node, epoch), seqs in found.items()
     ]
-    return pa.Table.from_pylist(segments)
+    return pa.Table.from_pylist([each.row() for each in segments], SEGMENTS)
 
 
 def rows_of(frame: "DataFrame") -> list[Row]:

@@ -55,6 +55,7 @@ def test_a_backlog_that_grows_for_more_than_ten_minutes_is_an_alert(spark: "Spar
         story.send(number, to="b", at_us=START_US + number * MINUTE)
         story.send(100 + number, to="c", at_us=START_US + number * MINUTE)
         story.ack(100 + number, "accepted", node="c", at_us=START_US + (number + number % 5) * MINUTE + SECOND)
+    story.add("b", "signal", at_us=NOW_US)
     found = tables(spark, story.rows, now_us=NOW_US)
     (alert,) = rows_of(alerts(found["backlog"]))
     assert (alert["node"], alert["since_us"], alert["waiting"]) == ("b", START_US, 15)
@@ -154,6 +155,18 @@ def test_tasks_tell_promise_and_outcome(spark: "SparkSession") -> None:
     assert (task["requester_agent"], task["assignee_agent"], task["node"]) == ("agent-a", "agent-b", "a")
     assert (task["updates"], task["progress"], task["outcome"]) == (1, 40, "completed")
     assert (task["lateness_us"], task["is_eta_kept"]) == (5 * MINUTE, False)
+
+
+@pytest.mark.req("TASK-3", "TASK-8")
+def test_the_promise_is_the_one_that_was_said_last(spark: "SparkSession") -> None:
+    """An ETA that was revised to an earlier time counts, and a failed task has kept no ETA."""
+    story, named = Story(), {"task_id": "tsk_" + "3" * 26}
+    story.send(1, kind="task_create", **named)
+    story.add("b", "task_accept", eta_us=START_US + 20 * MINUTE, at_us=START_US + SECOND, **named)
+    story.add("b", "task_update", eta_us=START_US + 10 * MINUTE, at_us=START_US + 2 * SECOND, **named)
+    story.add("b", "task_complete", ended_us=START_US + 15 * MINUTE, **named)
+    (task,) = rows_of(tables(spark, story.rows)["tasks"])
+    assert (task["eta_us"], task["lateness_us"], task["is_eta_kept"]) == (START_US + 10 * MINUTE, 5 * MINUTE, False)
 
 
 @pytest.mark.req("TASK-8")

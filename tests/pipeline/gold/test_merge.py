@@ -42,7 +42,8 @@ def content(frame: "DataFrame") -> set[tuple[object, ...]]:
 @pytest.mark.req("OBS-4")
 def test_partials_merge_in_any_order_and_grouping(spark: "SparkSession", seed: int) -> None:
     """Events split into batches at random, merged in a random order and in steps, give what one batch gives."""
-    from agentpost.pipeline.tables import SILVER
+    from agentpost.pipeline.silver import legs
+    from agentpost.pipeline.tables import SILVER, SilverTable
 
     chance = random.Random(seed)
     rows = a_busy_day(chance).rows
@@ -50,7 +51,8 @@ def test_partials_merge_in_any_order_and_grouping(spark: "SparkSession", seed: i
     for row in rows:
         chance.choice(batches).append(row)
     chance.shuffle(batches)
-    for table in SILVER:
+    distributed = SilverTable("legs", lambda events: legs.partials(legs.narrow(events)), legs.merge)
+    for table in (distributed, *SILVER):
         parts = [table.partials(bronze(spark, batch)) for batch in batches if batch]
         at_once = table.merge(reduce(lambda one, other: one.unionByName(other), parts))
         in_steps = reduce(lambda one, other: table.merge(one.unionByName(other)), parts)
@@ -58,25 +60,3 @@ def test_partials_merge_in_any_order_and_grouping(spark: "SparkSession", seed: i
         assert whole
         assert content(at_once) == whole, table.name
         assert content(in_steps) == whole, table.name
-
-
-@pytest.mark.req("OBS-4")
-def test_the_driver_merges_as_spark_does(spark: "SparkSession") -> None:
-    """Partials that pyarrow merges are those that Spark merges, with the same types."""
-    import pyarrow as pa
-
-    from agentpost.pipeline.tables import SILVER
-
-    chance = random.Random(3)
-    batches: list[list[dict]] = [[] for _ in range(3)]
-    for row in a_busy_day(chance).rows:
-        chance.choice(batches).append(row)
-    for table in SILVER:
-        parts = [table.partials(bronze(spark, batch)) for batch in batches]
-        by_spark = table.merge(reduce(lambda one, other: one.unionByName(other), parts)).toArrow()
-        rows = pa.concat_tables([part.toArrow() for part in parts])
-        merged = table.merge_rows(rows)
-        assert merged.schema == rows.schema
-        assert rows.num_rows > merged.num_rows, table.name
-        in_order = [(name, "ascending") for name in by_spark.column_names]
-        assert merged.sort_by(in_order).to_pylist() == by_spark.sort_by(in_order).to_pylist(), table.name

@@ -80,16 +80,6 @@ def test_rules_about_one_delivery(spark: "SparkSession") -> None:
     }
 
 
-@pytest.mark.req("CUR-6", "OBS-7")
-def test_a_restored_disk_is_not_taken_for_broken_rules(spark: "SparkSession") -> None:
-    """The same events again in a new epoch are no duplicates or second injections; only that it went back is told."""
-    story = Story()
-    done(story, 1)
-    again = [{**row, "epoch": "2"} for row in story.rows]
-    found = findings_of(tables(spark, [*story.rows, *again], now_us=NOW_US)["integrity"])
-    assert found == {("regression", "a", 1, None, None), ("regression", "b", 1, None, None)}
-
-
 @pytest.mark.req("OBS-7")
 def test_an_ack_that_is_ahead_of_its_event_waits_an_hour(spark: "SparkSession") -> None:
     """Outboxes are exported each in its own time: an ACK without its event is an orphan only after a while."""

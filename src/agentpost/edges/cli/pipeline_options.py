@@ -10,10 +10,25 @@ from agentpost.protocol.errors import Code, Refusal
 from agentpost.protocol.timestamps import parse_ms
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import SparkSession
+
     from agentpost.pipeline.files import Files
     from agentpost.pipeline.warehouse import Warehouse
 
-__all__ = ["LakeOption", "MasterOption", "NowOption", "WarehouseOption", "now_us_of", "places", "time_us_of"]
+__all__ = [
+    "ConfOption",
+    "LakeOption",
+    "MasterOption",
+    "NowOption",
+    "RemoteOption",
+    "WarehouseOption",
+    "now_us_of",
+    "places",
+    "session_of",
+    "time_us_of",
+]
 
 LakeOption = Annotated[
     str,
@@ -28,7 +43,15 @@ WarehouseOption = Annotated[
     ),
 ]
 MasterOption = Annotated[
-    str, typer.Option("--master", help="A Spark cluster, as spark://host:7077; else this machine alone.")
+    str, typer.Option("--master", help="Spark cluster, e.g. spark://host:7077; by default this machine alone.")
+]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="URL", help="Spark Connect server, e.g. sc://host:15002.", show_default=False),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="Setting of the Spark session; repeatable.", show_default=False),
 ]
 NowOption = Annotated[
     str | None,
@@ -46,6 +69,24 @@ def places(lake: str, warehouse: str | None) -> "tuple[Files, Warehouse]":
 
     files = Files(lake)
     return files, Warehouse(files.below("pipeline") if warehouse is None else Files(warehouse))
+
+
+def session_of(master: str, remote: str | None, conf: list[str] | None) -> "AbstractContextManager[SparkSession]":
+    """The Spark session that these options ask for."""
+    from agentpost.pipeline.session import spark_session
+
+    settings: dict[str, str] = {}
+    for each in conf or ():
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise Refusal(
+                Code.INVALID_FIELD,
+                f"{each!r:.60} is not KEY=VALUE",
+                field="conf",
+                hint="e.g. --conf spark.ui.port=4040",
+            )
+        settings[key] = value
+    return spark_session(master=master, remote=remote, settings=settings)
 
 
 def now_us_of(text: str | None) -> int:

@@ -11,12 +11,15 @@ import typer
 
 from agentpost.edges.cli.output import Format, FormatOption, escape, print_json, print_table, say, stderr, stdout
 from agentpost.edges.cli.pipeline_options import (
+    ConfOption,
     LakeOption,
     MasterOption,
     NowOption,
+    RemoteOption,
     WarehouseOption,
     now_us_of,
     places,
+    session_of,
     time_us_of,
 )
 from agentpost.edges.cli.pipeline_report import hand_back
@@ -58,6 +61,8 @@ def run(
     ] = False,
     warehouse: WarehouseOption = None,
     master: MasterOption = _LOCAL,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
     now: NowOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -70,20 +75,16 @@ def run(
     since_us = None if since is None else time_us_of(since, field="since", now_us=now_us)
     if not files.exists("manifests"):
         raise _no_lake(lake)
-    from agentpost.pipeline.brief import is_brief
-    from agentpost.pipeline.session import spark_session
-
     start = time.perf_counter()
-    brief = is_brief(files, tables, full=full)
-    with stderr.status("starting Spark") as status, spark_session(master=master, brief=brief) as spark:
+    with stderr.status("starting Spark") as status, session_of(master, remote, conf) as spark:
         status.stop()
         # What takes long to import comes while the JVM starts, not before.
-        from agentpost.pipeline.progress import phase_bars
+        from agentpost.pipeline.progress import phases
         from agentpost.pipeline.run import RunOptions, run_batch
 
-        with phase_bars(spark, stderr) as bars:
+        with phases(stderr) as lines:
             options = RunOptions(now_us=now_us, since_us=since_us, full=full)
-            result = run_batch(spark, files, tables, options, at_phase=bars.at_phase)
+            result = run_batch(spark, files, tables, options, at_phase=lines.at_phase)
         told = hand_back(tables) if feedback else None
         elapsed = time.perf_counter() - start
         if output is Format.JSON:
@@ -99,20 +100,24 @@ def _print_result(result: "RunResult", elapsed: float) -> None:
         highlight=False,
     )
     if result.quarantined:
-        stdout.print(f"[yellow]{result.quarantined:,} put aside[/yellow]: see the table `quarantine`", highlight=False)
-    if result.findings:
-        stdout.print(f"{result.findings:,} findings in the lake itself: see `pipeline check`", highlight=False)
+        stdout.print(f"[yellow]{result.quarantined:,} set aside[/yellow]: see the view `quarantine`", highlight=False)
+    if result.retried:
+        stdout.print(
+            f"[yellow]{result.retried:,} segments cannot be read[/yellow]: each run tries them again", highlight=False
+        )
 
 
 def watch(
     lake: LakeOption,
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks at the lake.")] = 1.0,
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks at the lake.")] = 1.0,
     batches: Annotated[
         int | None, typer.Option("--batches", min=1, help="End after so many.", show_default=False)
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing new.")] = False,
     warehouse: WarehouseOption = None,
     master: MasterOption = _LOCAL,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Keep the tables fresh: a small run whenever the lake has something new. Ctrl-C ends it.
@@ -122,14 +127,13 @@ def watch(
     files, tables = places(lake, warehouse)
     if not files.exists("manifests"):
         raise _no_lake(lake)
-    from agentpost.pipeline.session import spark_session
     from agentpost.pipeline.watch import WatchOptions
     from agentpost.pipeline.watch import watch as watch_lake
 
     stop = threading.Event()
     options = WatchOptions(every_seconds=every, batches=batches, until_idle=until_idle)
     say(f"watching {lake}")
-    with spark_session(master=master) as spark:
+    with session_of(master, remote, conf) as spark:
         # Only now: Spark, too, sets a handler when it starts. A batch that is under way is finished.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: stop.set())
@@ -144,8 +148,9 @@ def watch(
 def _print_watched(done: "Watched") -> None:
     lags = sorted(done.freshness.node_lag.items(), key=lambda item: -item[1])[:3]
     slow = ", ".join(f"{escape(node)} {lag:,.0f} s" for node, lag in lags)
+    made = done.snapshot
     stdout.print(
-        f"version {done.run.version}: {done.run.events:,} events in {sum(done.run.seconds.values()):.1f} s; "
+        f"version {made.number}: {made.new_events:,} events in {sum(made.seconds.values()):.1f} s; "
         f"newest {done.freshness.newest_event_age:,.1f} s old; furthest behind: {slow}",
         highlight=False,
     )
@@ -155,25 +160,23 @@ def compact(
     lake: LakeOption,
     warehouse: WarehouseOption = None,
     master: MasterOption = _LOCAL,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Join small files and drop versions that nobody reads any more. The tables stay the same."""
+    """Join small files, and delete files that were superseded a day ago. The tables stay the same."""
     _, tables = places(lake, warehouse)
     tables.require()
     from agentpost.pipeline.compact import compact as compact_tables
-    from agentpost.pipeline.progress import phase_bars
-    from agentpost.pipeline.session import spark_session
 
-    with stderr.status("starting Spark") as status, spark_session(master=master) as spark:
-        status.stop()
-        with phase_bars(spark, stderr) as bars:
-            done = compact_tables(spark, tables, at_phase=bars.at_phase)
+    with stderr.status("joining files"), session_of(master, remote, conf) as spark:
+        done = compact_tables(spark, tables)
     if output is Format.JSON:
         print_json(done)
         return
     stdout.print(
         f"version {done.version}: {done.files_before:,} files became {done.files_after:,}, "
-        f"{done.bytes_before:,} bytes {done.bytes_after:,}; {done.versions_dropped} old versions dropped",
+        f"{done.bytes_before:,} bytes {done.bytes_after:,}; {done.files_deleted:,} old files deleted",
         highlight=False,
     )
 
@@ -185,20 +188,19 @@ def sql(
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many rows at most.")] = 1000,
     warehouse: WarehouseOption = None,
     master: MasterOption = _LOCAL,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
     now: NowOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Ask the tables: `show views` lists them, `describe lifecycle` shows the columns of one."""
     files, tables = places(lake, warehouse)
     version = tables.require()
-    from agentpost.pipeline.brief import SMALL_EVENTS
     from agentpost.pipeline.params import Params
-    from agentpost.pipeline.session import spark_session
     from agentpost.pipeline.sql import query as ask
     from agentpost.pipeline.sql import register_tables
 
-    brief = version.events < SMALL_EVENTS
-    with stderr.status("starting Spark"), spark_session(master=master, brief=brief) as spark:
+    with stderr.status("starting Spark"), session_of(master, remote, conf) as spark:
         register_tables(spark, files, tables, version, Params(now_us=now_us_of(now)))
         found = ask(spark, query, limit=limit)
     if csv:

@@ -1,24 +1,44 @@
-"""What a gold table of the hours may be computed from."""
+"""What gold tables are computed from."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
 from agentpost.pipeline.params import Params
 
-__all__ = ["GoldInputs"]
+__all__ = ["FleetInputs", "HourInputs"]
 
 
-class GoldInputs(NamedTuple):
-    """`silver` holds the merged rows of the touched hours.
+class HourInputs(NamedTuple):
+    """The rows of the hours that are computed anew. `names` has every name by its hash: name_hash, name.
 
-    `segments` is one row for each segment of the whole lake that is read: node, epoch, first_seq, last_seq,
-    sealed_at_us, sealed_by, start_chain, end_chain, path, newest_us. `names` has every name there is, by its hash:
-    name_hash, name.
+    `outboxes` has each node and epoch once.
     """
 
-    silver: Mapping[str, DataFrame]
-    segments: DataFrame
+    legs: DataFrame
+    deliveries: DataFrame
+    tasks: DataFrame
     names: DataFrame
+    outboxes: DataFrame
     params: Params
+
+
+class FleetInputs(NamedTuple):
+    """All of the tables that a table of the whole fleet is computed from, as they are after the batch.
+
+    `facts` has the newest fact of each topic and key. `since_hour` is the first hour that the batch touched.
+    """
+
+    segments: DataFrame
+    facts: DataFrame
+    names: DataFrame
+    outboxes: DataFrame
+    throughput: DataFrame
+    delivery_minutes: DataFrame
+    delivery_findings: DataFrame
+    open_deliveries: DataFrame
+    task_findings: DataFrame
+    backlog: DataFrame
+    completeness: DataFrame
+    params: Params
+    since_hour: int

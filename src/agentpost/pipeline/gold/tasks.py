@@ -1,26 +1,24 @@
 """`tasks`: what became of every task: promise, progress, outcome, lateness."""
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from agentpost.pipeline.codes import seq_of_place
-from agentpost.pipeline.gold.inputs import GoldInputs
-from agentpost.pipeline.gold.names import with_names
-from agentpost.pipeline.gold.task_rows import TASKS
+from agentpost.pipeline.gold.inputs import HourInputs
+from agentpost.pipeline.gold.names import located, with_names
 from agentpost.pipeline.params import Params
 
-__all__ = ["build", "is_late", "task_findings", "with_lateness"]
+__all__ = ["build", "late_at", "task_findings", "with_lateness"]
 
 
-def build(inputs: GoldInputs) -> DataFrame:
+def build(inputs: HourInputs) -> DataFrame:
     """One row for each task. `outcome` is null while it is open; `lateness_us` is negative for what came early.
 
-    A task that was canceled has no promise to keep. Its requester's gateway decided that, so what its worker says
-    besides does not count, however it is dated.
+    A task that was canceled has no promise to keep, nor has one that failed: its ETA was for completing it.
     """
-    done = sf.when(sf.col("canceled_us").isNull(), sf.least("completed_us", "failed_us"))
-    ended = sf.coalesce("canceled_us", done)
-    rows = inputs.silver["tasks"].select(
+    rows = inputs.tasks.selectExpr("*", "if(canceled_us is null, least(completed_us, failed_us), null) as done_us")
+    ended = "coalesce(canceled_us, done_us)"
+    found = rows.selectExpr(
         "hour",
         "task_id",
         "corr_id",
@@ -35,26 +33,19 @@ def build(inputs: GoldInputs) -> DataFrame:
         "first_eta_us",
         "eta_us",
         "deadline_us",
-        sf.coalesce("updates", sf.lit(0)).cast("int").alias("updates"),
+        "cast(coalesce(updates, 0) as int) as updates",
         "progress",
-        ended.alias("ended_us"),
-        sf.when(ended.isNull(), sf.lit(None))
-        .when(done.isNull(), sf.lit("canceled"))
-        .when(sf.col("completed_us") == ended, sf.lit("completed"))
-        .otherwise(sf.lit("failed"))
-        .alias("outcome"),
+        f"{ended} as ended_us",
+        f"case when {ended} is null then null when done_us is null then 'canceled'"
+        f" when completed_us = {ended} then 'completed' else 'failed' end as outcome",
         "failure_class",
-        (done - sf.col("eta_us")).alias("lateness_us"),
-        (done <= sf.col("eta_us") + sf.lit(inputs.params.eta_grace_us)).alias("is_eta_kept"),
-        (done > sf.col("deadline_us")).alias("is_deadline_missed"),
-        seq_of_place(sf.col("create_place")).alias("seq"),
-        "create_place",
-        "failed_place",
-        "failed_by",
+        "done_us - eta_us as lateness_us",
+        f"if(completed_us = done_us, done_us <= eta_us + {inputs.params.eta_grace_us}L, null) as is_eta_kept",
+        "done_us > deadline_us as is_deadline_missed",
+        f"{seq_of_place('create_place')} as seq",
     )
-    named = rows.withColumn("created_by_hash", sf.col("created_by")).withColumn("failed_by_hash", sf.col("failed_by"))
     return with_names(
-        named.drop("failed_by"),
+        found,
         inputs.names,
         created_by="node",
         requester="requester_agent",
@@ -66,23 +57,65 @@ def build(inputs: GoldInputs) -> DataFrame:
     )
 
 
-def task_findings(inputs: GoldInputs) -> DataFrame:
+def task_findings(inputs: HourInputs) -> DataFrame:
     """The hour table `task_findings`: tasks that failed or came late, and open ones that may yet.
 
-    What the tables of the fleet look at, whatever time it is.
+    One row for each with where it was created, and one with where it failed.
     """
-    may_be_late = sf.col("ended_us").isNull() & sf.col("eta_us").isNotNull()
-    came_late = sf.col("ended_us") > sf.col("eta_us") + sf.lit(inputs.params.eta_grace_us)
-    has_failed = sf.col("failed_place").isNotNull() | (sf.col("outcome") == "failed")
-    return build(inputs).where(may_be_late | came_late | has_failed).select("hour", *TASKS.names)
+    ended = "coalesce(canceled_us, least(completed_us, failed_us))"
+    outcome = f"case when {ended} is null then 'open' when canceled_us is not null then 'canceled' when completed_us = {ended} then 'completed' else 'failed' end"
+    rows = inputs.tasks.selectExpr(
+        "hour",
+        "task_id",
+        "corr_id",
+        "capability",
+        "skill_version",
+        "failure_class",
+        f"{outcome} as outcome",
+        "eta_us",
+        f"{ended} as ended_us",
+        f"{ended} > eta_us + {inputs.params.eta_grace_us}L as came_late",
+        f"{ended} is null and eta_us is not null as may_be_late",
+        "coalesce(accepted_by, created_by) as worker",
+        "created_by",
+        "create_place",
+        "failed_by",
+        "failed_place",
+    )
+    common = (
+        "hour",
+        "task_id",
+        "corr_id",
+        "capability",
+        "skill_version",
+        "failure_class",
+        "outcome",
+        "eta_us",
+        "ended_us",
+        "worker",
+    )
+    late = rows.where("(came_late or may_be_late) and create_place is not null").selectExpr(
+        *common, "'eta_missed' as rule", "created_by as `by`", "create_place as place"
+    )
+    failed = rows.where("failed_place is not null").selectExpr(
+        *common, "'task_failed' as rule", "failed_by as `by`", "failed_place as place"
+    )
+    told = located(late.unionByName(failed), inputs.outboxes)
+    return with_names(
+        told,
+        inputs.names,
+        capability="capability_id",
+        skill_version="delegation_skill_version",
+        failure_class="failure_class",
+        worker="worker_node",
+    )
 
 
-def is_late(params: Params) -> Column:
+def late_at(params: Params) -> str:
     """Whether a task ended, or is still open, after its ETA and the grace (TASK-8)."""
-    return sf.coalesce("ended_us", sf.lit(params.now_us)) > sf.col("eta_us") + sf.lit(params.eta_grace_us)
+    return f"coalesce(ended_us, {params.now_us}L) > eta_us + {params.eta_grace_us}L"
 
 
 def with_lateness(tasks: DataFrame, params: Params) -> DataFrame:
     """The table as it reads at `params.now_us`: `is_late` for what is open too."""
-    hidden = ("create_place", "failed_place", "created_by_hash", "failed_by_hash")
-    return tasks.withColumn("is_late", sf.coalesce(is_late(params), sf.lit(False))).drop(*hidden)
+    return tasks.withColumn("is_late", sf.expr(f"coalesce({late_at(params)}, false)"))
